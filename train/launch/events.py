@@ -60,8 +60,8 @@ class Due:
 # other.
 LATE_S = 1.0
 
-# Two equal signals within so many seconds count as one. `timeout`, for example, passes a Ctrl-C on to processes that have
-# it from the terminal already.
+# Two equal signals within so many seconds count as one. `timeout`, for example, passes a Ctrl-C on to processes that
+# have it from the terminal already.
 _SAME_S = 0.5
 
 Event = Union[Signal, Exit, Result, Readable, Due]

@@ -1,4 +1,4 @@
-"""A job of Slurm: batch.py on its first node, for each start; node.py on every node, started there by srun.
+"""A job of Slurm: batch.py runs on its first node, once for each start, and srun starts node.py on every node.
 
 batch.py       one start, from the batch script to the requeue
 decision.py    the meaning of a start's end             (functions over values)

@@ -1,9 +1,8 @@
-"""The tier `slurm` on the job's first node: one start of the job, from its batch script to its way back.
+"""The tier `slurm` on the job's first node: one start of the job, from its batch script to its requeue.
 
-Takes the directory, starts `supervise slurm-node` on every node by srun, waits, turns Slurm's signals
-into the stop file, and puts the job back into the queue. What the end of a start means is
-decision.py's; what Slurm says is job.py's; the files are directory.py's; the command of
-srun is step.py's.
+Takes the directory, starts `supervise slurm-node` on every node by srun, and waits. Turns Slurm's signals into the stop
+file, and puts the job back into the queue. decision.py decides what the end of a start means. Slurm's answers are
+job.py's, the files are directory.py's, and the command of srun is step.py's.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from train.launch.supervisor import NotBegunError
 from train.launch.words import Command
 from train.launch.workers import Workers
 
-# A controller that is being restarted answers a minute or two later.
+# A controller that is being restarted answers after a minute or two. Seconds between the questions.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _RETRY_S = 2.0
 # Signals that come before a time limit.
@@ -72,7 +71,7 @@ class Slurm:
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        """What the batch script says of the job."""
+        """Add the options by which the batch script describes the job."""
         add = parser.add_argument
         add(
             "--ports",
@@ -114,7 +113,7 @@ class Slurm:
         self._errors = StepErrors()
 
     def run(self) -> int:
-        """The exit code of the job."""
+        """Run the start; return the exit code of the job."""
         try:
             _speak_for_slurm()
             return self._run()
@@ -150,11 +149,11 @@ class Slurm:
         return self._end(ended, len(nodes)) if isinstance(ended, int) else self._requeue(*ended)
 
     def _beside(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
+        """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError and its errors."""
         return self._events.result_of(work, self._on_early_event)
 
     def _on_early_event(self, event: Event) -> None:
-        """Before the training: a signal is the end of this start."""
+        """Handle an event before the training begins. A signal ends this start then."""
         if isinstance(event, Signal) and not (self._only_preflight and event.name in _WARNINGS):
             self._asked = event.name
             raise NotBegunError(event.name)
@@ -162,16 +161,16 @@ class Slurm:
     # --- may it start, and where ----------------------------------------------------------------------
 
     def _check_activation(self) -> None:
-        """What the batch script says of the environment's lines. Raises Refusal, NotBegunError."""
+        """Raise Refusal if the environment's lines have failed in the batch script. Raises NotBegunError, too."""
         code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
         if not code:
             return
-        if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
+        if int(code) > 128:  # a signal may have ended the line, which was not at fault then
             self._beside(lambda: time.sleep(LATE_S))
         raise Refusal(EXIT_UNAVAILABLE, f"the environment of the spec failed: {words}")
 
     def _find_directory(self, shown: Shown | None) -> Path:
-        """Where the bundle is; the checkpoint directory is there. Raises Refusal."""
+        """Find the checkpoint directory and make it; return the bundle's path. Raises Refusal."""
         if shown is None:
             who = f"scontrol on {socket.gethostname()} says nothing of job {self._number}"
             raise Refusal(EXIT_UNAVAILABLE, f"{who}; is the controller of Slurm up?")
@@ -189,7 +188,7 @@ class Slurm:
         return bundle
 
     def _note_job(self, shown: Shown) -> None:
-        """From now on the checkpoint directory is known, and whether the job may be requeued."""
+        """Note the checkpoint directory, and whether Slurm requeues the job."""
         self._comes_back = shown.comes_back
         if self._directory is not None:
             return
@@ -201,7 +200,7 @@ class Slurm:
         self._begun = [s for s in self._directory.starts() if s.requeue_count < self._requeue_count]
 
     def _say_limits(self, shown: Shown) -> None:
-        """Say what the site, or an option of sbatch, has made of the job, where that shortens its life."""
+        """Warn about settings of the site, or options of sbatch, that shorten the job's life."""
         warning_s, limit_s = self._options.warning, shown.time_limit_s
         if warning_s and limit_s is not None and limit_s <= warning_s:
             say(
@@ -221,7 +220,7 @@ class Slurm:
         return self._directory
 
     def _take(self, bundle: Path, shown: Shown) -> Path:
-        """Take the directory; the snapshot of the bundle. Raises Refusal."""
+        """Take the directory; return the snapshot of the bundle. Raises Refusal."""
         directory = self.directory
         directory.take(self._controller)
         self._taken = True
@@ -230,7 +229,8 @@ class Slurm:
         return directory.keep_snapshot(bundle, shown.submitted)
 
     def _nodes(self) -> list[str]:
-        """Never a fallback to this host: without the list, every node would make a world of its own."""
+        """Return the job's nodes. There is no fallback to this host, because every node would then make its own world.
+        Raises Refusal."""
         listed = os.environ.get("SLURM_JOB_NODELIST", "")
         nodes = self._controller.hostnames(listed)
         if not nodes or str(len(nodes)) != os.environ.get("SLURM_JOB_NUM_NODES"):
@@ -242,7 +242,8 @@ class Slurm:
         return nodes
 
     def _check_is_head(self, nodes: Sequence[str]) -> None:
-        """Elsewhere, by hand, nobody could reach the port that is held here."""
+        """Raise Refusal if a user has started the script by hand on another node than the first. The other nodes could
+        not reach the port that is held there."""
         here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         if here != nodes[0] and here.partition(".")[0] != nodes[0]:
             raise Refusal(
@@ -254,7 +255,7 @@ class Slurm:
     # --- the start ------------------------------------------------------------------------------------
 
     def _start(self, words: Sequence[str], nodes: Sequence[str]) -> None:
-        """Start srun. Its error output passes through this process, which has to know how the step ends."""
+        """Start srun. Its error output passes through this process, which learns from it how the step ends."""
         mine, theirs = os.pipe()
         self._workers = Workers(words, environment(self._told(nodes)), stderr=theirs)
         os.close(theirs)
@@ -263,7 +264,8 @@ class Slurm:
         self._passing_on.start()
 
     def _pass_on(self, srun: int) -> None:
-        """A thread, because srun and its tasks would stop at a full pipe while this process waits for Slurm."""
+        """Print srun's error output. This runs in a thread, because srun and its tasks would stop at a full pipe while
+        this process waits for Slurm."""
         while data := os.read(srun, 65536):
             self._errors.feed(data)
             self._print(data)
@@ -277,10 +279,10 @@ class Slurm:
             sys.stderr.buffer.flush()
 
     def _words(self, nodes: Sequence[str], bundle: Path) -> list[str]:
-        """The command that starts the nodes. Raises Refusal, NetworkError."""
+        """Return the command that starts the nodes. Raises Refusal, NetworkError."""
         options, directory = self._options, self.directory
         head, peer = nodes[0], nodes[1] if len(nodes) > 1 else ""
-        # An address, not the name: a node may know the name by another network, or as 127.0.1.1.
+        # Use an address, because a node may resolve the name to another network, or to 127.0.1.1.
         name, address = self._beside(lambda: self._choose(head, peer))
         self._reserved = reserve.reserve(address, options.ports, int(self._number))
         port = self._reserved.getsockname()[1]
@@ -299,7 +301,7 @@ class Slurm:
         )
 
     def _choose(self, head: str, peer: str) -> tuple[str, str]:
-        """Interface and address of the head. Raises NetworkError."""
+        """Return the interface and the address of the head. Raises NetworkError."""
         towards = self._controller.address_of(peer) if peer else ""
         return nic.choose(
             self._controller.address_of(head), self._options.nic, is_head=True, peer=towards
@@ -310,7 +312,7 @@ class Slurm:
         return {**os.environ, "DDPGEN_SCRIPT": "sbatch slurm.sbatch", **told}
 
     def _note_start(self) -> None:
-        """Raises Refusal where the starts before have come to nothing."""
+        """Put this start on file. Raises Refusal if the last two starts have made no newer checkpoint."""
         if self._only_preflight:
             return
         if self._job().stands_still:
@@ -339,7 +341,7 @@ class Slurm:
     # --- while it runs --------------------------------------------------------------------------------
 
     def _wait(self) -> int | tuple[Requeue, State]:
-        """srun's exit code; or why the job goes back although srun still runs."""
+        """Return srun's exit code, or why the job is requeued although srun still runs."""
         while True:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
@@ -360,7 +362,7 @@ class Slurm:
 
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name in _WARNINGS:
-            return  # it is over in a moment, and does not come back
+            return  # a preflight is over in a moment, and is not requeued
         if not self._asked:
             say(f"{name} from Slurm: asking for a clean stop")
         self._asked = name
@@ -370,7 +372,7 @@ class Slurm:
         self._request_stop()
 
     def _request_stop(self) -> None:
-        """A file, not a signal, goes on to the training: srun answers TERM by killing its tasks."""
+        """Make the stop file. The training gets no signal, because srun answers TERM by killing its tasks."""
         try:
             self.directory.request_stop(self._asked)
         except OSError as error:
@@ -378,7 +380,8 @@ class Slurm:
             self._events.set_alarm("stop", _RETRY_S)
 
     def _no_clean_stop(self, job_state: State) -> bool:
-        """Slurm kills everything now, this process too, which could then not ask for another start."""
+        """Return True if the job must be requeued now. Slurm is about to kill everything, also this process, which then
+        could not ask for another start."""
         if job_state is State.UNKNOWN:
             self._events.set_alarm("kill", LATE_S)
         if job_state is State.RUNNING:
@@ -422,7 +425,7 @@ class Slurm:
         return self._finish(replace(meant, line=meant.line + where))
 
     def _with_words(self, failure: Failure | None) -> Failure | None:
-        """With the node's last line as the reason, if it has put none on file."""
+        """Return `failure` with the node's last line as the reason, if the node has put none on file."""
         if failure is None or failure.words:
             return failure
         nodes = self._controller.hostnames(failure.node) or [failure.node]
@@ -446,7 +449,7 @@ class Slurm:
                 *before, last = self._begun
                 mine = last.requeue_count == self._requeue_count
                 self._keep_starts([*before, last._replace(ended=meant.counter) if mine else last])
-        # The last act: Slurm kills everything of the job at once, this process too.
+        # This comes last, because Slurm then kills everything of the job at once, this process too.
         for _ in range(_REQUEUES):
             refused = self._controller.requeue()
             if not refused:
@@ -461,7 +464,7 @@ class Slurm:
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:
-        """The job does not come back: say so, have its status say so, and free its directory, if Slurm agrees."""
+        """End the job: print the line, and if Slurm agrees, write the end into the status and free the directory."""
         code = decision.code
         if self._taken and code == 0:
             say_report(self.directory.path, time.monotonic() - self._since)
@@ -470,11 +473,11 @@ class Slurm:
         if self._only_preflight or not self._is_batch_script:
             return code
         job_state = self._job_state()
-        # An earlier start of the job may have taken the directory, and this one not.
+        # The job may have the directory by an earlier start, although this start has not taken it.
         if self._directory is None or not self._directory.is_ours:
             return code
         if code == EXIT_STOPPED and job_state is State.RUNNING:
-            self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
+            self._controller.send_no_mail()  # a stop is a failure to Slurm, but not to the user
         if code and job_state is not State.REQUEUED:
             self.directory.say_ended(word_of(code), decision.reason or decision.line)
         if job_state not in (State.REQUEUED, State.UNKNOWN):
@@ -484,7 +487,7 @@ class Slurm:
 
 
 def _speak_for_slurm() -> None:
-    """Lines of this process say when and where they were said, as those of the nodes do. Raises Refusal."""
+    """Put the time and the node before each line of this process, as before the nodes' lines. Raises Refusal."""
     number, requeue_count = (
         os.environ.get("SLURM_JOB_ID"),
         os.environ.get("SLURM_RESTART_COUNT") or "0",

@@ -1,7 +1,7 @@
-"""What becomes of a job of Slurm when a start of it ends: functions over values.
+"""Pure decisions: whether a job of Slurm ends or is requeued when one of its starts ends.
 
-Owns the two budgets (crashes, and everything else that ends a start), and what is said. Reads no file,
-no clock, and asks nobody.
+Owns the two budgets (crashes, and everything else that ends a start), and the lines to print. Reads no file and no
+clock, and asks nobody.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from train.run.status import Status
 AGAIN = "sbatch slurm.sbatch"
 CRASH, REQUEUE = "crash", "requeue"
 _KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
-# srun's words where the controller is away, which is no fault of the job.
+# srun's words if the controller is away, which is no fault of the job.
 _AWAY = re.compile(r"contact slurm controller|timed out|Zero Bytes|Communication", re.IGNORECASE)
 
 
 class Begun(NamedTuple):
-    """A start that had its processes started. `step`: the newest checkpoint then; `ended`: by what, "" while
+    """A start whose processes were started. `step`: the newest checkpoint then. `ended`: CRASH or REQUEUE; "" while
     that is not known."""
 
     requeue_count: int
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a node has decided by itself: it ended with `code`, and this was the last it said."""
+    """The end of a node by its own decision: its exit code, its name, and the last words that it printed."""
 
     code: int
     node: str
@@ -43,9 +43,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobState:
-    """The job, as far as it concerns its end. `newest`: its newest checkpoint, None where that is not known; `begun`:
-    its starts, this one last; `next`: what another start is for (decision.goes_on); `comes_back`: whether Slurm lets it be
-    requeued."""
+    """The job, as far as it concerns its end.
+
+    `newest`: its newest checkpoint; None if that is not known. `begun`: its starts, this one last. `next`: the purpose
+    of another start (decision.goes_on). `comes_back`: False if Slurm does not requeue it.
+    """
 
     requeue_count: int
     requeues: int
@@ -58,7 +60,7 @@ class JobState:
 
     @property
     def again(self) -> str:
-        """What to type, and what for."""
+        """The command that starts the job again, with its purpose."""
         return f"{self.next}: {AGAIN}"
 
     @property
@@ -69,17 +71,20 @@ class JobState:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the last two starts have made no newer checkpoint, as far as that is known."""
+        """True if the last two starts have made no newer checkpoint; False if that is not known."""
         last, newest = self.begun[-2:], self.newest
         return newest is not None and len(last) == 2 and all(start.step >= newest for start in last)
 
 
 @dataclass(frozen=True)
 class StartEnd:
-    """How a start ended. `code`: srun's; `status`: what this start has put on file, if anything; `asked`:
-    the signal that this supervisor got; `stop`: whose the stop file is that is there, "job" or "user";
-    `failure`: what a node has put on file; `reported`: the task that failed first, as srun reports it; `refusal`: why
-    srun has started nothing; `lost`: a node does not answer."""
+    """How a start ended.
+
+    `code`: srun's exit code. `status`: the status that this start has put on file, if any. `asked`: the signal that
+    this supervisor got. `stop`: the maker of the stop file, "job" or "user" (Directory.whose_stop). `failure`: the
+    failure that a node has put on file. `reported`: the task that failed first, as srun reports it. `refusal`: why srun
+    has started nothing. `lost`: a node does not answer.
+    """
 
     code: int
     status: Status | None = None
@@ -93,8 +98,8 @@ class StartEnd:
 
 @dataclass(frozen=True)
 class Finish:
-    """This start is the job's last, as far as it decides that. `reason`: how the job ended, for a status that
-    says `running` still; left out, it is the line."""
+    """This start is the job's last, as far as it decides that. `reason`: how the job ended, for a status that still
+    says `running`; by default the line."""
 
     code: int
     line: str = ""
@@ -103,7 +108,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Requeue:
-    """It is to go back into the queue; `code`: the exit code if it does not."""
+    """The job must go back into the queue. `code`: the exit code if it does not."""
 
     line: str
     code: int
@@ -111,7 +116,7 @@ class Requeue:
 
 
 def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
-    """What the end of a start means, before Slurm is asked what it means to do."""
+    """Decide whether the end of a start ends the job, before Slurm is asked about the job's state."""
     end = _as_decided(end)
     said = _by_status(end, job.again)
     if said is not None:
@@ -137,18 +142,18 @@ def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
 
 
 def may_be_lost(end: StartEnd, nodes: int) -> bool:
-    """Whether it has to be looked at if all nodes still answer: to the others that is a failure."""
+    """Return True if the caller has to check that all nodes answer: the other nodes see a lost node as a failure."""
     end = _as_decided(end)
-    # What is above all signals is srun's own, as when it could not start the task of a node.
+    # A code above all signals is srun's own, for example if it could not start the task of a node.
     unclear = end.code == EXIT_FAILED or end.code > _LAST_SIGNAL
     decided = end.asked or end.refusal or _by_status(end) is not None
     return nodes > 1 and unclear and not decided
 
 
 def _as_decided(end: StartEnd) -> StartEnd:
-    """With what a node has decided before srun ended the others, and the signal that the tasks alone got."""
+    """Return `end` with a node's decision before srun ended the others, and with a signal that the tasks alone got."""
     failure = end.failure
-    # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
+    # After a kill on one node, the torchrun of another one ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
         failure, code = None, end.code
     elif failure is not None and not _waited_for(end.reported, failure):
@@ -156,15 +161,15 @@ def _as_decided(end: StartEnd) -> StartEnd:
     else:
         failure = end.reported
         code = _never_began(failure, end.status) if failure else end.code
-    # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
+    # After a task has failed, srun sends TERM to the others. A stop file that they make then says nothing about Slurm.
     asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
     return replace(end, code=code, asked=asked, failure=failure)
 
 
 def _waited_for(reported: Failure | None, failure: Failure) -> bool:
-    """True if the node of `failure` refused because the node that srun reports first never came.
+    """Return True if the node of `failure` refused because the node that srun reports first never came.
 
-    A prolog or a container that fails puts nothing on file, and srun's TERM may be lost on a node whose task is about to
+    A prolog or a container that fails puts nothing on file. srun's TERM may be lost on a node whose task is about to
     begin. A preflight that refuses ends all nodes with one code.
     """
     if reported is None or reported.node == failure.node:
@@ -173,10 +178,10 @@ def _waited_for(reported: Failure | None, failure: Failure) -> bool:
 
 
 def _never_began(failure: Failure, status: Status | None) -> int:
-    """The code of a node that has put nothing on file, because its supervisor never ran.
+    """Return the code of a node that has put nothing on file, because its supervisor never ran.
 
-    Its shell, container or prolog could not start it, whatever their code. Codes of ddpgen's own stay, and so do
-    signals and crashes that the training has noted.
+    Its shell, container or prolog could not start the supervisor. That counts as EXIT_UNAVAILABLE, whatever their own
+    code is. ddpgen's own codes stay, and so do signals and crashes that the training has noted.
     """
     own = failure.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED)
     killed = 128 < failure.code <= _LAST_SIGNAL
@@ -205,12 +210,12 @@ def _how(end: StartEnd) -> str:
     if end.failure is None:
         return f"srun ended with {end.code}; its last lines are before this one"
     how = f"{end.failure.node} ended this start (exit code {end.failure.code})"
-    # A prolog, a container: srun may drop what they have printed.
+    # srun may drop the output of a prolog or a container.
     return f"{how}: {end.failure.words or f'its last lines are before this one, or in the log of slurmd on {end.failure.node}'}"
 
 
 def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Finish | Requeue:
-    """What becomes of a requeue. `cancelled`: TERM came, which scancel sends too."""
+    """Decide whether a requeue takes place. `cancelled`: TERM came, which scancel sends too."""
     why = wanted.line
     if job.only_preflight:
         return Finish(wanted.code, why)
@@ -250,7 +255,7 @@ def _within_budget(wanted: Requeue, job: JobState) -> Finish | Requeue:
 
 
 def standstill(counter: str = REQUEUE) -> str:
-    """Why two starts without a newer checkpoint are the last ones."""
+    """Return the reason why a job ends after two starts without a newer checkpoint."""
     first = "this is the second start without a newer checkpoint; giving up"
     if counter == CRASH:
         return f"{first}. Is there enough memory (targets.slurm.mem)?"

@@ -1,8 +1,9 @@
 """The checkpoint directory of a job of Slurm, between and during its starts.
 
-Owns the files that the batch supervisor keeps there: `slurm-job` (whose directory it is, also while the job
-waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (which node ended a start first),
-`slurm-bundle-JOBID` (what was submitted), and the stop file where Slurm's signals are the reason for it.
+Owns the files that the batch supervisor keeps there. `slurm-job` names the job that has the directory, also while it
+waits in the queue. `slurm-starts` lists the job's starts and their ends. `slurm-failed` names the node that ended a
+start first. `slurm-bundle-JOBID` is a copy of the submitted bundle. Owns the stop file, too, if Slurm's signals are
+the reason for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from train.run.stop import create_stop_file, is_for, reason_in
 
 FAILED = "slurm-failed"
 _SNAPSHOT = "slurm-bundle-"
-# Nothing is removed, or taken for a copy of the bundle, without this file in it.
+# A directory without this file in it is never removed, and never taken for a copy of the bundle.
 _MARK = ".ddpgen-snapshot"
 
 
@@ -47,8 +48,8 @@ class Starts:
 
 @dataclass(frozen=True)
 class Directory:
-    """The checkpoint directory at `path` for the start of `job`, as Slurm calls it, after `requeue_count` requeues;
-    `number`: the job's own, of an array too."""
+    """The checkpoint directory at `path` for the start of `job`, as Slurm calls it, after `requeue_count` requeues.
+    `number`: SLURM_JOB_ID, which each task of an array has for itself."""
 
     path: Path
     job: str
@@ -67,14 +68,14 @@ class Directory:
     # --- whose it is --------------------------------------------------------------------------------
 
     def make(self) -> None:
-        """Raises Refusal."""
+        """Make the directory if it is missing. Raises Refusal."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable("cannot be made", error, "DIR001") from None
 
     def take(self, controller: Controller) -> None:
-        """Make it this job's; nothing of it is touched before that is certain. Raises Refusal."""
+        """Take the directory for this job. Nothing in it is changed before that is certain. Raises Refusal."""
         try:
             with locked(self.path / ".slurm-job.guard"):
                 self._check_free(controller)
@@ -100,7 +101,7 @@ class Directory:
         lock.check_free(self.path, self.scheduler)
 
     def _holder(self) -> list[str]:
-        """The job, its requeue count, its cluster; [] where there is none."""
+        """Return the job that has the directory, its requeue count and its cluster; [] without one."""
         with contextlib.suppress(OSError):
             return read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
         return []
@@ -120,14 +121,14 @@ class Directory:
 
     @property
     def is_ours(self) -> bool:
-        """True if this start of the job has taken it, or an earlier one has and no later one."""
+        """True if this start of the job has taken the directory, or if an earlier one has and no later one."""
         holder = self._holder()
         if len(holder) < 2 or holder[0] != self.job or not holder[1].isdecimal():
             return False
         return int(holder[1]) <= self.requeue_count
 
     def release(self) -> None:
-        """The job does not come back: its directory is free for another."""
+        """Free the directory for another job, because this one does not come back."""
         if self.is_ours:
             os.chdir("/")
             _remove(self.snapshot)
@@ -137,31 +138,31 @@ class Directory:
 
     @property
     def newest_step(self) -> int:
-        """Of the newest checkpoint that is complete, a user's script's among them; 0 without one."""
+        """The step of the newest complete checkpoint, also of a user's script; 0 without one."""
         return max([0, *steps_on_disk(self.path), *steps_saved(self.path)])
 
     def progress(self, of_script: bool) -> int | None:
-        """How far the job has come: None of a user's program that has not been seen to save anything."""
+        """Return the newest step. None: a user's program was not seen to save anything, so its progress is unknown."""
         return self.newest_step or (None if of_script else 0)
 
     def starts(self) -> list[Begun]:
-        """Those of this job that are on file, the first one first."""
+        """Return the starts of this job that are on file, the first one first."""
         kept = typed.read(Starts, self.path / "slurm-starts")
         return list(kept.starts) if kept is not None and kept.job == self.number else []
 
     def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
-        """Put them on file, with how many there may be. It is no reason to fail if that does not work."""
+        """Put the starts on file, with the number of them that there may be. A failed write must not end the job."""
         content = asdict(Starts(self.number, requeues, restarts, tuple(starts)))
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
 
     def say_running(self) -> None:
-        """From now on the directory's job is one that runs, whatever an earlier one ended with."""
+        """Write the status `running`, in place of the status that an earlier start or job has left."""
         with contextlib.suppress(OSError):
             write_status(self.path, Status("running", self.launch, self.newest_step))
 
     def say_ended(self, word: str, why: str) -> None:
-        """The job is over: have the status say how. A start of the job has left it at `running`, or at `stopped` to go on."""
+        """Write the job's end into its status, which a start has left at `running`, or at `stopped` to go on."""
         status = read_status(self.path)
         if status is None or status.word not in ("running", "stopped") or status.word == word:
             return
@@ -170,12 +171,12 @@ class Directory:
                 write_status(self.path, Status(word, status.attempt, status.step, why))
 
     def status(self) -> Status | None:
-        """What this start has put on file."""
+        """Return the status that this start has put on file, if any."""
         status = read_status(self.path)
         return status if status is not None and status.attempt == self.launch else None
 
     def failure(self) -> Failure | None:
-        """Which node has ended this start by itself."""
+        """Return the failure of the node that has ended this start by itself, if any."""
         with contextlib.suppress(OSError, ValueError):
             text = read_file(self.path / FAILED).decode("utf-8", "replace")
             launch, code, node, *words = text.split(maxsplit=3)
@@ -184,9 +185,9 @@ class Directory:
         return None
 
     def keep_failure(self, code: int, node: str, words: str) -> None:
-        """Tell the batch supervisor, because srun may drop what a node has printed.
+        """Put a node's failure on file for the batch supervisor, because srun may drop what the node has printed.
 
-        The first failure of a start stays on file: a node that waited for another one refuses after it.
+        The first failure of a start stays on file, because a node that waited for the failed one refuses after it.
         """
         if self.failure() is not None:
             return
@@ -207,8 +208,8 @@ class Directory:
         create_stop_file(self.stop_file, f"{self.scheduler} {why}")
 
     def whose_stop(self) -> str:
-        """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for
-        another job; "" where there is none."""
+        """Return the maker of the stop file. `job`: a signal for this job. `user`: somebody who wants the job to stop.
+        `other`: a signal for another job. "": there is no stop file."""
         try:
             words = read_file(self.stop_file).decode("utf-8", "replace").split()
         except FileNotFoundError:
@@ -220,7 +221,7 @@ class Directory:
         return "job" if words[1] == self.job else "other"
 
     def obey_stop(self, submitted: float | None) -> None:
-        """What stands there as a start begins. Raises Refusal where it was made for this one to see."""
+        """Remove the stop file that is there as a start begins. Raises Refusal if it was made for this start to see."""
         whose = self.whose_stop()
         try:
             made = self.stop_file.stat().st_mtime
@@ -236,7 +237,7 @@ class Directory:
             raise Refusal(EXIT_STOPPED, f"{said}; to start it: {AGAIN}")
 
     def remove_stop(self) -> None:
-        """It was obeyed. A stop that cannot be removed is named, because the next start would find it."""
+        """Remove the stop file, which was obeyed. If that fails, say so, because the next start would find it."""
         try:
             self.stop_file.unlink(missing_ok=True)
         except OSError as error:
@@ -249,9 +250,9 @@ class Directory:
         return self.path / f"{_SNAPSHOT}{self.number}"
 
     def keep_snapshot(self, bundle: Path, submitted: float | None) -> Path:
-        """The copy of the bundle that all starts run; where it is. Raises Refusal.
+        """Copy the bundle for all starts of the job; return the path of the copy. Raises Refusal.
 
-        Copies of other jobs are removed: they are over, because this one has taken the directory.
+        Copies of other jobs are removed. Those jobs are over, because this one has taken the directory.
         """
         if self.requeue_count == 0:
             for path in self.path.glob(f"{_SNAPSHOT}*"):
@@ -278,7 +279,7 @@ class Directory:
 
 
 def _is_ours(path: Path) -> bool:
-    """A start of a job has made this copy of a bundle, or this part of one."""
+    """Return True if a start of a job has made this copy of a bundle, or this part of a copy."""
     return (path / _MARK).is_file()
 
 
@@ -301,7 +302,7 @@ def _copy(bundle: Path, snapshot: Path) -> None:
 
 
 def _in_words(error: OSError) -> str:
-    """Why a copy failed. shutil.Error has a list of them: (source, target, reason)."""
+    """Return why a copy failed. shutil.Error has a list of (source, target, reason)."""
     if not isinstance(error, shutil.Error):
         return error.strerror or str(error)
     source, _, reason = error.args[0][0]
@@ -309,7 +310,7 @@ def _in_words(error: OSError) -> str:
 
 
 def _changed_since(bundle: Path, submitted: float | None) -> str:
-    """A file of the bundle, as bundle.json lists them, that is younger; "" without one."""
+    """Return a file that bundle.json lists and that has changed since the job was submitted; "" without one."""
     if submitted is None:
         return ""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -321,10 +322,10 @@ def _changed_since(bundle: Path, submitted: float | None) -> str:
 
 
 def checkpoint_directory(bundle: Path, option: str, index: str) -> Path:
-    """Where checkpoints go. A relative place lies beside the bundle; an array's tasks have one each."""
+    """Return the checkpoint directory. A relative path starts at the bundle. Each task of an array has its own."""
     if (bundle.parent / "slurm-job").exists() and _is_ours(bundle):
-        return bundle.parent  # started from the snapshot, as the bundle is gone
-    # What `ddpgen launch` submits is a copy in build/.submitted: checkpoints stay beside build/NAME.
+        return bundle.parent  # started from the snapshot, because the bundle is gone
+    # `ddpgen launch` submits a copy in build/.submitted. Its checkpoints have the same place as those of build/NAME.
     base = bundle.parent if bundle.parent.name == ".submitted" else bundle
     path = os.path.abspath(os.path.join(base, os.path.expanduser(option)))
     return Path(f"{path}-{index}" if index else path)

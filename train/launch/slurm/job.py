@@ -1,7 +1,7 @@
-"""Slurm's commands, with retries, and what their answers mean.
+"""Run Slurm's commands, with retries, and read their answers.
 
-Owns the calls of scontrol and squeue and the reading of what they print. Decides nothing; a command that
-does not answer gives UNKNOWN, which is never taken for an answer.
+Owns the calls of scontrol and squeue, and the reading of their output. Decides nothing. A command that does not answer
+gives UNKNOWN, which is never taken for an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import datetime
 from train.base import nic
 from train.base.console import say
 
-# The answer may come as late as Slurm's own MessageTimeout, some times over.
+# An answer may take several times as long as Slurm's own MessageTimeout.
 _ANSWER_S = 60.0
 # A wait is reported once it has lasted so long, and again at this interval.
 _SILENCE_S, _REPORT_AGAIN_S = 10.0, 300.0
@@ -41,8 +41,8 @@ _SRUN_INPUTS = (
     "WAIT4SWITCH WCKEY WORKING_DIR"
 )
 _NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
-# The states of a job that has ended and does not come back (squeue(1), JOB STATE CODES; up to Slurm 25.11). One that
-# goes back into the queue is COMPLETING until it is PENDING. ddpgen/tiers/slurm/jobs.py has the same.
+# The states of a job that has ended and does not come back (squeue(1), JOB STATE CODES; up to Slurm 25.11). A job that
+# goes back into the queue is COMPLETING until it is PENDING. ddpgen/tiers/slurm/jobs.py has the same list.
 OVER = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
@@ -50,8 +50,11 @@ OVER = frozenset([
 
 
 class State(enum.Enum):
-    """What Slurm means to do with the job: it runs; it was requeued by Slurm itself; it was ended (a time
-    limit, a preemption) and may be requeued; it was cancelled; no answer."""
+    """The state of a job during one of its starts.
+
+    RUNNING: it runs. REQUEUED: Slurm itself has requeued it. ENDED: a time limit or a preemption has ended it, and it
+    may be requeued. OVER: it was cancelled. UNKNOWN: Slurm has not answered.
+    """
 
     RUNNING = enum.auto()
     REQUEUED = enum.auto()
@@ -62,16 +65,16 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Shown:
-    """What `scontrol show job` says of one job. Times as Slurm writes them: local, whole seconds."""
+    """The record of one job in `scontrol show job`. Slurm writes local times in whole seconds."""
 
     fields: Mapping[str, str]
 
     @classmethod
     def parse(cls, text: str, job: str) -> Shown | None:
-        """The record of `job`, a number or an array's `NUMBER_INDEX`; None where there is none."""
+        """Return the record of `job`, a number or an array's `NUMBER_INDEX`; None without one."""
         for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-            # The job's name, to the end of the first line, and what follows its command are the user's: they may
-            # look like any field.
+            # Two parts are the user's, and may look like any field: the job's name, to the end of the first line, and
+            # the text from its command on.
             first, _, rest = record.partition("\n")
             slurms = first.partition(" JobName=")[0], rest.partition("   Command=")[0]
             fields = dict(reversed(_FIELD.findall("\n".join(slurms))))
@@ -82,19 +85,19 @@ class Shown:
 
     @property
     def name(self) -> str:
-        """What Slurm calls it: the number, or ARRAY_INDEX."""
+        """The job's name in Slurm: its number, or ARRAY_INDEX."""
         if self.index:
             return f"{self.fields['ArrayJobId']}_{self.index}"
         return self.fields["JobId"]
 
     @property
     def index(self) -> str:
-        """Its index in an array, or ""."""
+        """The job's index in an array, or ""."""
         return self.fields.get("ArrayTaskId", "")
 
     @property
     def submitted(self) -> float | None:
-        """When it was submitted, in seconds since the epoch."""
+        """The time at which the job was submitted, in seconds since the epoch; None if that is not known."""
         try:
             return datetime.fromisoformat(self.fields.get("SubmitTime", "")).timestamp()
         except ValueError:
@@ -102,7 +105,7 @@ class Shown:
 
     @property
     def time_limit_s(self) -> int | None:
-        """Its time limit in seconds; None without one. Slurm writes [DAYS-]HH:MM:SS, or a word."""
+        """The job's time limit in seconds; None without one. Slurm writes [DAYS-]HH:MM:SS, or a word."""
         found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", self.fields.get("TimeLimit", ""))
         if found is None:
             return None
@@ -116,40 +119,41 @@ class Shown:
 
 
 def state(shown: Shown | None, requeue_count: int) -> State:
-    """What Slurm means to do with the job of which this start comes after `requeue_count` requeues."""
+    """Return the state of the job during its start after `requeue_count` requeues."""
     if shown is None:
         return State.UNKNOWN
     fields = shown.fields
     if fields.get("JobState") == "RUNNING":
         return State.RUNNING
-    # It has counted the start that comes already.
+    # Slurm's Restarts already includes the next start.
     if fields.get("Restarts") == str(requeue_count + 1):
         return State.REQUEUED
     if fields.get("Reason") == "TimeLimit":
         return State.ENDED
     preempted = fields.get("PreemptTime", "None")
-    # That of an earlier start may still be there. ISO times compare like their texts.
+    # The PreemptTime of an earlier start may still be there. ISO times compare like their texts.
     if preempted[:1].isdigit() and preempted >= fields.get("StartTime", ""):
         return State.ENDED
     return State.OVER
 
 
 def is_over(squeue_state: str | None) -> bool | None:
-    """Whether a job with this state (None: there is no such job) is over; None where it cannot be said."""
+    """Return True if a job with this state is over, or if the state is None: there is no such job. Return None if the
+    state is "", because squeue has not answered."""
     if squeue_state is None or squeue_state in OVER:
         return True
     return None if squeue_state == "" else False
 
 
 def kill_wait_s(config: str) -> float:
-    """Seconds from TERM until something has to be done, as KILL comes after Slurm's KillWait."""
+    """Return the seconds from TERM until this program has to act, because KILL comes after Slurm's KillWait."""
     found = re.search(r"^KillWait *= *([0-9]+)", config, re.MULTILINE)
     kill_wait = int(found[1]) if found else 30
     return float(kill_wait - 8 if kill_wait > 16 else kill_wait // 2)
 
 
 class Controller:
-    """The commands. `pause`: waits between two questions."""
+    """Slurm's commands about a job. `pause`: waits between two questions."""
 
     def __init__(
         self,
@@ -161,7 +165,7 @@ class Controller:
         self._reported: float | None = None
 
     def show(self, pauses: Sequence[float] = (1, 1, 1)) -> Shown | None:
-        """What is known of the job. Asked again after each of `pauses`; None: no answer."""
+        """Return the job's record; None without an answer. Ask again after each of `pauses` (seconds)."""
         words = ("scontrol", "show", "job", self.job)
         for pause in (0, *pauses):
             self._pause(pause)
@@ -181,7 +185,7 @@ class Controller:
         say(f"waiting for Slurm's controller: {' '.join(words)} {how}")
 
     def state_of(self, other: str) -> str | None:
-        """The state of another job; None when there is none of that number; "" without an answer."""
+        """Return the state of another job. None: no job has that number. "": Slurm does not answer."""
         for turn in range(1, 7):
             code, text, why = ask("squeue", "-h", "-j", other, "-o", "%T")
             if code == 0:
@@ -193,12 +197,12 @@ class Controller:
         return ""
 
     def hostnames(self, listed: str) -> list[str]:
-        """The names of a list of nodes, in order; [] without an answer."""
+        """Return the names in Slurm's list of nodes, in order; [] without an answer."""
         code, text, _ = ask("scontrol", "show", "hostnames", listed)
         return text.split() if code == 0 else []
 
     def address_of(self, node: str) -> str:
-        """The name of `node`, or its NodeAddr if Slurm alone knows the name."""
+        """Return the name of `node`, or its NodeAddr if Slurm alone knows the name."""
         try:
             nic.resolve(node)
         except nic.NetworkError:
@@ -211,8 +215,8 @@ class Controller:
         return kill_wait_s(ask("scontrol", "show", "config")[1])
 
     def requeue(self) -> str:
-        """Have the job go back into the queue; "", or why Slurm refuses. Slurm kills all of it then, this process too."""
-        # Which may send its signals before the command has ended.
+        """Requeue the job; return "", or why Slurm refuses. Slurm then kills all of it, this process too."""
+        # Slurm may send its signals before the command has ended.
         words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
         shown = ("scontrol", "requeue", self.job)
         code, _, why = ask("sh", "-c", *words, on_silence=lambda: self._report(shown))
@@ -221,19 +225,19 @@ class Controller:
         return " ".join(why.split()) or f"scontrol ended with {code}"
 
     def send_no_mail(self) -> None:
-        """Whatever the directives say."""
+        """Turn off Slurm's mails about the job, whatever its directives say."""
         ask("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
 
 
 def every_node_answers(nodes: int) -> bool:
-    """Whether srun can start something on each node."""
+    """Return True if srun can start a command on each node."""
     on_each = f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"
     return ask("srun", "--overlap", *on_each, "true")[0] == 0
 
 
 def ask(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
-    """Run a command: exit code (-1: it did not end in time, or is not there), output, error output. `on_silence`: called
-    once if it takes long."""
+    """Run a command; return its exit code, output and error output. The code is -1 if the command is missing, or if it
+    did not end in time. `on_silence`: called once if it takes long."""
     silent = threading.Timer(_SILENCE_S, on_silence)
     silent.daemon = True
     silent.start()
@@ -253,8 +257,8 @@ def ask(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment for Slurm's commands, in which no variable changes what they do or print.
 
-    srun needs no input: where it asks for nothing, the controller gives the step all memory and GPUs of the job. The
-    job's number, nodes and array index stay, and so do a site's own variables (SLURM_TMPDIR).
+    srun needs no input: if it asks for nothing, the controller gives the step all memory and GPUs of the job. The job's
+    number, nodes and array index stay, and so do a site's own variables (SLURM_TMPDIR).
     """
     return {
         name: value

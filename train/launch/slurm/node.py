@@ -1,7 +1,6 @@
-"""The tier `slurm` on every node: what srun starts there.
+"""The tier `slurm` on every node, where srun starts it.
 
-Owns what this node is among the others, what Slurm's signals mean there, and what the batch supervisor
-hears of its end.
+Owns the node's ranks, the reaction to Slurm's signals there, and the report of its end to the batch supervisor.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class SlurmNode(Tier):
 
     again = AGAIN
     decides = False
-    # Slurm sends its signals to every process of the step: a step and its checkpoint are finished first.
+    # Slurm signals every process of srun's step. The workers ignore that, to finish a training step and its checkpoint.
     ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        """What the batch supervisor was told, and what it has found out."""
+        """Add the options of the batch supervisor, and the options whose values it has found out."""
         Slurm.add_options(parser)
         add = parser.add_argument
         add("--head", required=True, help="the name of the first node")
@@ -68,8 +67,8 @@ class SlurmNode(Tier):
         )
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        """A stop, however often it comes. Before the processes of all nodes have met, nobody looks for the
-        stop file; then the launcher is ended."""
+        """Ask for a stop, however often a signal comes. Before the processes of all nodes have met, end the launcher,
+        because nobody looks for the stop file then."""
         self._stops += 1
         message = f"{name}: asking for a clean stop"
         return Request("stop" if met else "end", message, f"{self.scheduler} {name}")
@@ -81,7 +80,7 @@ class SlurmNode(Tier):
         return ExitReport(0, (f"{self._me}: stopped before the training began",))
 
     def at_end(self, end: End) -> ExitReport:
-        """0 for what is no failure of this node: what it means for the job is for the batch supervisor."""
+        """Report 0 unless this node has failed. The batch supervisor decides what that means for the job."""
         word = end.status.word if end.status else ""
         if word in ("done", "stopped"):
             return ExitReport(0)
@@ -89,12 +88,12 @@ class SlurmNode(Tier):
             return ExitReport(1)
         if end.stops and not end.met:
             return ExitReport(0, (f"{self._me}: stopped before the training began",))
-        # It may have ended as if all were well, and nobody says so.
+        # The launcher may have ended with 0 although no process has said that the job is over.
         noted = end.status.reason if end.status else ""
         return ExitReport(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
 
     def report(self, outcome: ExitReport) -> None:
-        """What this node decides by itself: srun then ends the others, and may drop what it has said."""
+        """Put a failure of this node on file: srun then ends the other nodes, and may drop this node's output."""
         if outcome.code and not self._stops:
             words = outcome.lines[-1] if outcome.lines else outcome.reason
             self._directory.keep_failure(

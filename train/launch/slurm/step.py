@@ -1,7 +1,7 @@
-"""The step that a start of a Slurm job consists of: `supervise slurm-node` on every node, by srun.
+"""The step of a Slurm job's start, in which srun runs `supervise slurm-node` on every node.
 
-Owns its command, what srun's error output tells of its end, and the look at whether this process is one of a
-step. Runs nothing.
+Owns the step's command, the reading of its end from srun's error output, and the check whether this process belongs to
+a step. Runs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train.launch.slurm.directory import FAILED
 from train.launch.words import Command, shown
 
 # A shell is the first process on a node. It needs no shared directory, and names one that is missing.
-# The refusal goes on file too, as keep_failure writes it, because srun may drop the last line that a node prints.
+# The refusal also goes on file, in the form of keep_failure(), because srun may drop the last line that a node prints.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME} failed=$3
 ddpgen_refuse() {
@@ -40,15 +40,15 @@ exec "$@"
 _TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [^:]+: (?:Exited with exit code (\d+))?")
 # A node speaks by its supervisor, its shell or its slurmstepd.
 _OF_NODE = re.compile(r"(?:ddpgen \S+ \S+ |slurmstepd-)([^\s:]+)(?: rank \d+)?: (?:error: )?(.+)")
-# A lost node is no refusal: srun could not launch its task, or not create the step.
+# A lost node is no refusal: srun could not launch its task, or could not create the step.
 _NO_REFUSAL = re.compile(r"launch|Node failure|node not available", re.IGNORECASE)
-_REFUSES = (1, 255)  # srun's exit codes where it ends by itself
+_REFUSES = (1, 255)  # srun's exit codes if it ends by itself
 
 
 def on_each_node(
     options: argparse.Namespace, command: Command, nodes: int, bundle: Path, checkpoint_dir: Path
 ) -> list[str]:
-    """The words of srun that run `command` on each node. Raises Refusal."""
+    """Return the srun command that runs `command` on each node. Raises Refusal."""
     known = {"{bundle}": str(bundle), "{checkpoint_dir}": str(checkpoint_dir)}
     inside = [_filled(word, known) for word in options.inside]
     if inside and shutil.which(inside[0]) is None:
@@ -61,7 +61,7 @@ def on_each_node(
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1",
         *([f"--cpus-per-task={cpus}"] if cpus else []),  # some versions do not inherit it
-        # A node that fails takes the others along; one that is done leaves them all the time they need.
+        # A node that fails ends the others. A node that is done leaves them all the time that they need.
         "--kill-on-bad-exit=1", "--wait=0",
         *(_filled(word, known) for word in options.srun),
         *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source, str(checkpoint_dir / FAILED),
@@ -71,7 +71,7 @@ def on_each_node(
 
 
 def in_short(step: Sequence[str]) -> str:
-    """The words of srun for the log: without the shell's text, and the command that the nodes print themselves."""
+    """Return the srun command for the log, without the shell's text and the command that the nodes print themselves."""
     return f"{shown(step[: step.index(_ON_NODE)])} ... -m train supervise slurm-node ..."
 
 
@@ -82,10 +82,10 @@ def _filled(word: str, known: dict[str, str]) -> str:
 
 
 class StepErrors:
-    """The error output of srun and of all tasks, line by line: what it tells of the end of the step.
+    """Read the error output of srun and of all tasks, line by line, for the end of the step.
 
-    When one task has failed, srun ends the others by TERM. Its exit code is the highest of all: 143, if a task was still
-    a shell or a starting Python. Its lines name the task that failed first.
+    When one task has failed, srun ends the others by TERM. The exit code of srun is the highest of all tasks: 143, if a
+    task was still a shell or a starting Python. The lines of srun name the task that failed first.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class StepErrors:
 
     def _read(self, line: str) -> None:
         if ended := _TASK_ENDED.match(line):
-            # One that was terminated may be one that srun has ended.
+            # A task that was terminated may have been ended by srun itself.
             if self._first is None and not line.endswith(": Terminated"):
                 self._first = ended[1], ended[2] or ""
         elif line.startswith("srun: "):
@@ -125,11 +125,11 @@ class StepErrors:
         return Failure(int(code), node, "")
 
     def last_line_of(self, nodes: Sequence[str]) -> str:
-        """The last line of the first of `nodes` that has printed one; "" without one."""
+        """Return the last line of the first of `nodes` that has printed one; "" if none has."""
         return next((self._last[node] for node in nodes if node in self._last), "")
 
     def refusal(self, code: int) -> str:
-        """Why srun, which ended with `code`, has started nothing; "" where it has, or could not reach a node."""
+        """Return why srun, which ended with `code`, has started nothing; "" if it has, or could not reach a node."""
         if code not in _REFUSES or self._first or self._others:
             return ""
         reasons = [line for line in self._own if re.match("srun: (error|fatal|unrecognized)", line)]
@@ -139,13 +139,13 @@ class StepErrors:
 
 
 def store_of(store: str, task: str) -> str:
-    """Where checkpoints go that are to outlive the nodes; each task of an array has a place of its own."""
+    """Return the URL of the checkpoints that must outlive the nodes. Each task of an array has its own."""
     return f"{store.rstrip('/')}/{task}" if store and task else store
 
 
 def is_step(env: dict[str, str] | os._Environ[str], pid: int, parent: str) -> bool:
-    """Whether this process is, or is below, a task of srun. The variables alone do not tell: sbatch hands on
-    those of a step that it is called in. `parent`: the title of the parent process."""
+    """Return True if this process is a task of srun, or runs below one. The variables alone do not tell, because sbatch
+    hands on the variables of a step in which it is called. `parent`: the title of the parent process."""
     step = env.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) > 0xFFFF0000:
         return False
@@ -155,7 +155,7 @@ def is_step(env: dict[str, str] | os._Environ[str], pid: int, parent: str) -> bo
 
 
 def parent_title() -> str:
-    """What ps would show of the parent process."""
+    """Return the command line of the parent process, as ps shows it; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode("utf-8", "replace")
     return ""
