@@ -68,7 +68,7 @@ Event = Union[Signal, Exit, Result, Readable, Due]
 
 
 class Events:
-    """The events of this process, in the order in which they are noticed. Only the main thread may use it."""
+    """The events of this process, in the order in which they are noticed. Only the main thread uses the object."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Turn a cloud's notice that it takes this machine back into a stop file.
 
-Owns the watch over the clouds that are here. Owns also `python -m train notice`, for a hook that Kubernetes calls when
+Owns the watch over the clouds that are here. Also owns `python -m train notice`, for a hook that Kubernetes calls when
 the machine goes: it makes the stop file and waits until the job has ended. Knows no cloud's protocol, and does not know
 how the training uses the file. Imports no torch.
 """

@@ -2,7 +2,7 @@
 
 Owns IMDSv2 with its tokens and `spot/instance-action`, as in the EC2 User Guide ("Spot Instance interruption
 notices", "Use IMDSv2"). Does not use the older version without tokens. A container behind a bridge is one network hop
-further away, so it gets a token only if the instance has a PUT response hop limit of 2.
+further away, so the token needs an instance with a PUT response hop limit of 2 there.
 """
 
 from __future__ import annotations

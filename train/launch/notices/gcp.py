@@ -1,8 +1,8 @@
 """Google Compute Engine: a Spot VM is told 30 seconds before it is stopped.
 
 Owns `instance/preempted` and `instance/maintenance-event`, as in "Create and use Spot VMs" and "About VM
-metadata". A maintenance that moves the running machine is no notice. A maintenance that ends the machine is one:
-machines with GPUs cannot be moved.
+metadata". A maintenance that moves the running machine is no notice. A maintenance that ends the machine is one.
+Machines with GPUs cannot be moved.
 """
 
 from __future__ import annotations

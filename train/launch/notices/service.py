@@ -29,7 +29,7 @@ class ServiceError(Exception):
 
 
 class AbsentError(ServiceError):
-    """This machine has no such service."""
+    """The request is for something that is not served here."""
 
 
 @dataclass(frozen=True)

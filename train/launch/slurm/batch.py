@@ -55,7 +55,7 @@ from train.launch.supervisor import NotBegunError
 from train.launch.words import Command
 from train.launch.workers import Workers
 
-# A controller that is being restarted answers after a minute or two. Seconds between the questions.
+# Pauses in seconds, because a controller that is being restarted answers after a minute or two.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _RETRY_S = 2.0
 # Signals that come before a time limit.
@@ -165,7 +165,7 @@ class Slurm:
         code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
         if not code:
             return
-        if int(code) > 128:  # a signal may have ended the line, which was not at fault then
+        if int(code) > 128:  # an end by a signal is no fault of the environment
             self._beside(lambda: time.sleep(LATE_S))
         raise Refusal(EXIT_UNAVAILABLE, f"the environment of the spec failed: {words}")
 
@@ -464,7 +464,7 @@ class Slurm:
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:
-        """End the job: print the line, and if Slurm agrees, write the end into the status and free the directory."""
+        """End the job: print the line, write the end into the status, and free the directory, unless Slurm disagrees."""
         code = decision.code
         if self._taken and code == 0:
             say_report(self.directory.path, time.monotonic() - self._since)

@@ -142,7 +142,7 @@ class Directory:
         return max([0, *steps_on_disk(self.path), *steps_saved(self.path)])
 
     def progress(self, of_script: bool) -> int | None:
-        """Return the newest step. None: a user's program was not seen to save anything, so its progress is unknown."""
+        """Return the newest step; None for a user's program that was not seen to save anything."""
         return self.newest_step or (None if of_script else 0)
 
     def starts(self) -> list[Begun]:
@@ -151,7 +151,8 @@ class Directory:
         return list(kept.starts) if kept is not None and kept.job == self.number else []
 
     def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
-        """Put the starts on file, with the number of them that there may be. A failed write must not end the job."""
+        """Put the starts on file, with the numbers of requeues and restarts that the job may have. A failed write is no
+        reason to fail."""
         content = asdict(Starts(self.number, requeues, restarts, tuple(starts)))
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
