@@ -464,7 +464,7 @@ class Slurm:
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:
-        """End the job: print the line, write the end into the status, and free the directory, unless Slurm disagrees."""
+        """End the job: print the line, write the end into the status, and free the directory if Slurm agrees."""
         code = decision.code
         if self._taken and code == 0:
             say_report(self.directory.path, time.monotonic() - self._since)
