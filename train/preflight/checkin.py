@@ -1,7 +1,7 @@
-"""Check-in: all hosts of a launch meet at the head, which collects what they say and tells the verdict.
+"""Check-in: all hosts of a launch meet at the head, which collects their reports and tells the verdict.
 
     head.py    gather, probe, judge, tell       server.py   its conversations with the clients
-    client.py  find the head, do as it says     common.py   what head and clients do alike
+    client.py  find the head, do as it says     common.py   shared by head and clients
     links.py   the probes between the hosts     wire.py     lines of JSON over TCP
     messages.py  findings and lines, in words
 
@@ -10,24 +10,24 @@ a program that is no preflight is not disturbed, and a client that was led to th
 which.
 
     client                      head
-      ·      ◀── identity ──      who it is, of which job
-      ├── hello ──▶               who the client is: job, rank, counts; its report and its clock
-      ·          ◀── wait ──      at once and every second: for whom all wait …
-      ├── still ──▶               … and that the client is alive
-      ·         ◀── peers ──      all are there: whom to probe
-      ├── links ──▶               what it saw of them
-      ·       ◀── verdict ──      findings of all
+      ·      ◀── identity ──      the head's name and job
+      ├── hello ──▶               the client's job, rank, counts, report and clock
+      ·          ◀── wait ──      at once and every second: the hosts that are missing
+      ├── still ──▶               the client is alive
+      ·         ◀── peers ──      all hosts are there: the peers to probe
+      ├── links ──▶               the results of the probes
+      ·       ◀── verdict ──      the findings of all hosts
       ├── ack ──▶
-      ·            ◀── go ──      all have acknowledged: only now anybody goes on
+      ·            ◀── go ──      all hosts have acknowledged: only now do they go on
 
 A head that has gathered its hosts hangs up on whoever comes later. A host that is missing after a second
 is called by the head (`call`), at the same port; over that connection it then speaks as above, after it
 has tried once more whether it cannot reach the head itself: what stands in one direction only is a
 firewall. What passes no firewall in either direction is said by each side for itself.
 
-A run under way (torch's TCPStore) at the head's port is asked in its own language, and joined by a
-host of an elastic job, or one that took part before. A connection that breaks before the verdict ends
-the check: for all where the head is gone or no host can be missed.
+If a run under way (torch's TCPStore) holds the head's port, a client finds that out in the store's own protocol. A
+host of an elastic job, or a host that took part before, joins that run. A connection that breaks before the verdict
+ends the check. It ends for all hosts if the head is gone, or if the job needs every host.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ def meet(
     tell: Callable[[PreflightResult], object],
     say: Callable[[str], None],
 ) -> PreflightResult:
-    """Meet the other hosts; what came of it.
+    """Meet the other hosts, and return the outcome.
 
-    `examine` looks at this host and may block. `judge` is called on the head only, with what all hosts
-    reported. `tell` is called on the head only, with an outcome that ends the launch, before the others
-    hear of it. `say` gets a line of text whenever there is something to tell those who wait; it may
-    block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what `examine`
-    raises.
+    `examine` checks this host and may block. Only the head calls `judge`, with the reports of all hosts. Only the head
+    calls `tell`, with an outcome that ends the launch, before the other hosts hear of it. `say` prints a line for the
+    people who wait, and may block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what
+    `examine` raises.
     """
     printer = Printer(say)
     try:

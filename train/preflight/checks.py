@@ -1,7 +1,7 @@
 """The checks of one host by itself, in bounded time.
 
-First everything is looked at, side by side, as a file server, a name server or a driver may not answer;
-then each module judges what was seen of its subject. Knows nothing of other hosts.
+First all looks run in parallel, because a file server, a name server or a driver may not answer. Then each module
+judges the results of its own looks. Knows nothing of other hosts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from train.preflight.report import Report
 from train.preflight.settings import Settings
 
 LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
-ALONE_S = 6.5  # where no other host waits for the verdict
-_LAST_S = 0.3  # this process, too, may have stood still
+ALONE_S = 6.5  # if no other host waits for the verdict
+_LAST_S = 0.3  # still waited past the deadline: this process itself may have stood still
 NAMES_S = 5.0
 
 T = TypeVar("T")
 
 
 def examine(settings: Settings) -> Report:
-    """Look at this host and judge it, within some 6 s; what hangs is a finding of its own."""
+    """Check this host, and return its report within some 6 s. A look that hangs becomes a finding."""
     deadline = time.monotonic() + (ALONE_S if settings.alone else LIMIT_S)
     torch = facts.torch()
     answers = gpus.ask() if gpus.wanted(settings, torch) else None
@@ -90,7 +90,7 @@ def _resolved(settings: Settings, name: str, found: Look[str]) -> str:
 
 
 class Look(Generic[T]):
-    """A look at something that may not answer, in a thread of its own that nobody has to await."""
+    """A look at something that may not answer, in a daemon thread of its own."""
 
     def __init__(self, look: Callable[[], T]) -> None:
         self._look = look
@@ -107,7 +107,7 @@ class Look(Generic[T]):
             self._error = error
 
     def result(self, deadline: float) -> T | None:
-        """What was seen; None when it is not there by `deadline`. Raises what the look raised."""
+        """Return the look's result, or None if it has not ended by `deadline`. Raises what the look raised."""
         self._thread.join(max(_LAST_S, deadline - time.monotonic()))
         if self._error is not None:
             raise self._error

@@ -1,7 +1,7 @@
 """A client's part: find the head, tell it about this host, do as it says, hear the verdict.
 
-Owns how long a client goes on without the head, what is made of who answers at the head's port, and what
-a client says of that by itself.
+Owns how long a client goes on without the head, the judgement of whoever answers at the head's port, and the
+findings that a client makes without the head.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ from train.preflight.wire import (
 from train.run.layout import node_directory
 
 _AGAIN_S = 0.25
-_SOON_S = 0.05  # at first: hosts that are started together come within a moment
-_STORE_S = 3.0  # a run's store and no preflight for so long: the run is under way
-_SURE_S = 5.0  # somebody else at the head's port for so long: the head will not come
+_SOON_S = 0.05  # in the first second, because hosts that start together come within a moment
+# If a store and no preflight answers at the head's port for this long, a run is under way.
+_STORE_S = 3.0
+# If another program or host answers at the head's port for this long, the head will not come.
+_SURE_S = 5.0
 _LINE = 1000  # characters of the head's words
-_FAULTY_S = 6.0  # after the start, and …
-_HEARD_S = 3.0  # … after its checks: so long a faulty host looks for the head to tell it
+# A faulty host looks for the head, to tell it, for _FAULTY_S after the start and _HEARD_S after its checks.
+_FAULTY_S = 6.0
+_HEARD_S = 3.0
 _ANSWER_S = 4.0
 _STRANGERS = 64
 _CONNECT_S = 1.5  # a second SYN goes out after 1 s
@@ -60,7 +63,7 @@ _PROGRAM = ("silent", "foreign", "broken")
 async def join_head(
     settings: Settings, examine: Callable[[], Report], say: Callable[[str], None]
 ) -> PreflightResult:
-    """Be a client of a launch, until the verdict is there or it is clear that none will come."""
+    """Take part in a launch as a client, until the verdict comes or it is clear that none will come."""
     client = Client(settings, say)
     try:
         return await client.run(examine)
@@ -133,7 +136,7 @@ class Client:
             await self._listener.open(bind(self._settings.port))
 
     async def _is_heads_machine(self) -> bool:
-        """Whether the head is to listen here; a name that only leads astray says no such thing."""
+        """True if the head runs on this machine. A head's name that resolves to this host by mistake does not count."""
         head, own = self._settings.head, self._settings.own_address
         address = await resolve(head)
         if not is_own(address):
@@ -176,7 +179,7 @@ class Client:
         return met.fault
 
     def _end_alone(self) -> PreflightResult | None:
-        """Whether, and how, this host ends without the head."""
+        """Return the outcome if this host ends without the head, or None if it goes on looking."""
         settings, search, now = self._settings, self._search, time.monotonic()
         bad = is_bad(settings, self._report.findings)
         if bad and now >= max(self._began + _FAULTY_S, self._examined_at + _HEARD_S):
@@ -190,7 +193,8 @@ class Client:
         return None
 
     def _joins(self) -> bool:
-        """Whether a run under way at the head's port is meant for this host, and no stranger's."""
+        """True if this host may join a run under way at the head's port: the job is elastic, or the host took part
+        before."""
         elastic = self._settings.least < self._settings.nodes
         return elastic or (self._took_part.done() and self._took_part.result())
 
@@ -260,9 +264,12 @@ class Client:
 
 
 class Search:
-    """Attempts at the head. `trouble`: what the last one met (a word of WireError, "store" for a run
-    under way, "other" for another host of the job, "job" for the head of another one; "" for the
-    head); `address`: where it went; `head`: who the head said it is."""
+    """Attempts to reach the head.
+
+    `trouble`: the result of the last attempt: "" for the head, "store" for a run under way, "other" for another host
+    of the job, "job" for the head of another job, else a word of WireError. `address`: the address of that attempt.
+    `head`: the identity that the head sent.
+    """
 
     def __init__(self, settings: Settings, hello: Hello) -> None:
         self._settings, self._hello = settings, hello
@@ -292,23 +299,23 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """Whether something answers that is no preflight of this job, and no run under way."""
+        """True if a program answers that is neither this job's preflight nor a run under way."""
         return self.trouble in _PROGRAM
 
     @property
     def met_for_s(self) -> float:
-        """For how many seconds it has been like that."""
+        """Seconds for which the attempts have met the same trouble."""
         return time.monotonic() - self._since
 
     @property
     def fault(self) -> Finding | None:
-        """What answers there, where it is not the head and will not become it."""
+        """The finding about a program, a host or another job that answers in place of the head; else None."""
         if self.is_program:
             return messages.another_program(self._settings, self.address, self.trouble)
         return self._fault if self.trouble in ("other", "job") else None
 
     async def _at_port(self) -> Conn:
-        """Raises WireError."""
+        """Connect to the head. Raises WireError."""
         conn = await dial(self.address, self._settings.port, _CONNECT_S)
         try:
             there = parsed(Hello, await conn.receive(REPLY_S + slack_s(self._settings.nodes)))
@@ -326,19 +333,19 @@ class Search:
             conn.close()
 
     def _made_of(self, there: Hello, conn: Conn) -> str:
-        """The trouble with somebody's preflight that is not that of this job's head."""
+        """Return the trouble for a preflight that is not this job's head, and keep its finding in `_fault`."""
         settings, met = self._settings, NamedHost(there.host, self.address)
         if there.job != settings.job:
             if there.role != "head":
                 return "foreign"
             me = NamedHost(settings.me)
             self._fault = messages.other_job(me, settings.job, met, there.job, settings.port)
-            if not self._told:  # so that it is said there as well
+            if not self._told:  # so that the other head reports it as well
                 conn.send("hello", **vars(self._hello))
             self._told = True
             return "job"
         if there.instance == self._hello.instance:
-            return "refused"  # this very process: what to make of it the host's checks know
+            return "refused"  # this very process: the host's own checks know if that is a fault
         if there.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
         elif there.head != settings.head:

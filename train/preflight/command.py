@@ -1,6 +1,6 @@
-"""The preflight as a launch begins with it: look at this host, check in with the others, say what is wrong.
+"""The preflight at the beginning of a launch: check this host, check in with the others, print the findings.
 
-Owns what is printed, preflight.json and the exit code: 0 go on, 69 something is wrong.
+Owns the printed text and preflight.json. Says why nothing may start, which ends the launch with exit code 69.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from train.run.layout import node_directory
 FILE = "preflight.json"
 _VERSION = 1
 _LOOK_S = 2.0
-_KEEP_S = 5.0  # where it is all that is still to be done
+_KEEP_S = 5.0  # to write preflight.json if nothing is wrong
 
 
 def run(settings: Settings, driven: bool = False) -> str:
-    """Check, and say what is wrong. Returns why nothing may start, "" if it may. `driven`: hosts/run.sh shows all hosts on
-    one terminal."""
-    # A file server may not answer, or complain; that is found out, and said, by the checks.
+    """Run the preflight and print its findings. Returns why nothing may start, or "" if the launch may go on.
+
+    `driven`: hosts/run.sh shows all hosts on one terminal.
+    """
+    # A file server may not answer, or may fail. The checks find that out and report it.
     for place in Look(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ():
         lock.await_last_words(place)
     check = _Check(settings, one_log=driven or settings.scheduled is not None)
@@ -53,17 +55,17 @@ def run(settings: Settings, driven: bool = False) -> str:
 
 
 class _Check:
-    """One host's check, and what of it this host has told. `one_log`: all hosts write to the head's log."""
+    """One host's check, and the findings that it has shown. `one_log`: all hosts write to the head's log."""
 
     def __init__(self, settings: Settings, one_log: bool) -> None:
         self._settings, self._one_log = settings, one_log
         self._shown: list[Finding] = []
         self._told: Sequence[Finding] | None = None
-        # The head tells from a thread, and may give up waiting for it.
+        # The head calls tell() in a thread, and may give up waiting for that thread.
         self._telling = threading.Lock()
 
     def meet(self) -> PreflightResult:
-        """Look at this host, and compare it with the others if there are any."""
+        """Check this host, and check in with the others if there are any."""
         settings = self._settings
         if not settings.alone:
             from train.preflight import checkin  # slower to import, and one machine needs none
@@ -75,7 +77,7 @@ class _Check:
         return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
 
     def tell(self, outcome: PreflightResult) -> list[Finding]:
-        """Keep the outcome, and show the findings that were not shown yet; all findings."""
+        """Keep the outcome, show the findings that were not shown yet, and return all findings."""
         findings = _judged(self._settings, outcome.findings)
         with self._telling:
             if self._told is not outcome.findings:
@@ -97,8 +99,8 @@ class _Check:
         report = self._report()
         if (
             not self._one_log
-        ):  # there the table of all hosts comes once, and at once if one is at fault
-            # A terminal may be paused: that holds up nobody else.
+        ):  # in one log, the table of all hosts comes once, and at once if a host has a fault
+            # A paused terminal must not hold up the other hosts.
             show = Look(lambda: self._show(report.findings, None))
             show.result(time.monotonic() + _LOOK_S)
         return report
@@ -113,7 +115,10 @@ class _Check:
 
 
 def _ending(settings: Settings) -> Iterator[Path]:
-    """Where workers whose launch script was killed are about to end: they are no fault of this launch."""
+    """Yield the directories held by workers that are about to end because their launch script was killed.
+
+    They are no fault of this launch.
+    """
     with contextlib.suppress(OSError):
         for place in (
             settings.checkpoint_dir,
@@ -129,7 +134,7 @@ def _ending(settings: Settings) -> Iterator[Path]:
 
 
 def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
-    """What the spec ignores is still told, as a warning."""
+    """The findings, where an error that the spec ignores has become a warning."""
     return [
         replace(finding, severity=WARNING)
         if finding.code in settings.ignore and finding.severity == ERROR
@@ -142,7 +147,7 @@ def _print(findings: Sequence[Finding], kept: Path | None) -> None:
     # https://no-color.org
     colourless = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     text = phrases.table(findings, sys.stderr.isatty() and not colourless, kept)
-    # The terminal may be gone by now; that is no reason to fail otherwise than we do.
+    # The terminal may be gone by now. That must not change the exit code.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -170,14 +175,14 @@ def _say_passed(settings: Settings, outcome: PreflightResult, findings: Sequence
 
 
 def _kept(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> Path | None:
-    """Where preflight.json lies; None where it does not, or where a file server does not answer.
+    """Write preflight.json. Return its path, or None if it was not written or a file server does not answer.
 
     The head alone writes into a shared directory, because another host of a large job knows only its own report.
     """
     if settings.shared and not settings.is_head and not settings.alone:
         return None
     failed = any(finding.is_error for finding in findings)
-    # A live job's own record stays; that this one was refused is no news of that one.
+    # A live job keeps its own record. The refusal of this launch says nothing about that job.
     if any(f.code in ("DIR004", "DIR006") and f.host == settings.me for f in findings):
         return None
 
@@ -188,14 +193,14 @@ def _kept(settings: Settings, outcome: PreflightResult, findings: Sequence[Findi
                 (settings.checkpoint_dir / TOKEN).unlink(missing_ok=True)
         return kept
 
-    keep_s = _LOOK_S if failed else _KEEP_S  # what is wrong is told after it
+    keep_s = _LOOK_S if failed else _KEEP_S  # the findings are printed only after it
     return Look(keep).result(time.monotonic() + keep_s)
 
 
 def _keep(
     settings: Settings, outcome: PreflightResult, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
-    """Write preflight.json; where it lies, or None where it cannot be written."""
+    """Write preflight.json. Return its path, or None if it cannot be written."""
     kept = settings.checkpoint_dir / FILE
     content = {
         "version": _VERSION,
@@ -214,5 +219,5 @@ def _keep(
     try:
         replace_file(kept, json.dumps(content, indent=1).encode() + b"\n", sync=False)
     except OSError:
-        return None  # why the directory cannot be written to is a finding by itself
+        return None  # a finding of its own says why the directory cannot be written to
     return kept

@@ -1,4 +1,4 @@
-"""What head and clients do alike: their own checks, and the lines for whoever waits at the terminal."""
+"""Shared by the head and the clients: a host's own checks, and the lines for people who wait at the terminal."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FLUSH_S = 1.0
 
 
 def slack_s(nodes: int) -> float:
-    """How much longer everything may take because so many come at once."""
+    """Seconds by which every wait is longer, because so many hosts come at once."""
     return nodes / 1000
 
 
 class Printer:
-    """Prints lines in a thread of its own: neither a paused terminal nor a full pipe holds up the
-    exchange. What does not fit into its queue is dropped."""
+    """Prints lines in a thread of its own, so that a paused terminal or a full pipe does not hold up the exchange.
+    Lines that do not fit into its queue are dropped."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._lines: queue.Queue[str] = queue.Queue(_UNSAID)
@@ -40,12 +40,12 @@ class Printer:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Print it as soon as the terminal takes it."""
+        """Print the line as soon as the terminal takes it."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(text)
 
     def end(self) -> None:
-        """Wait, but not for long, until all is printed."""
+        """Wait until all lines are printed, at most a second."""
         self.say("")
         self._thread.join(_FLUSH_S)
 
@@ -56,20 +56,20 @@ class Printer:
 
 @dataclass
 class Waiting:
-    """Says whom this host waits for: after 5 s, then every 10 s."""
+    """Says for whom this host waits: after 5 s, then every 10 s."""
 
     say: Callable[[str], None]
     next_s: float = field(default_factory=lambda: time.monotonic() + _FIRST_LINE_S)
 
     def tell(self, text: str) -> None:
-        """Say it if it is time."""
+        """Print the line if it is time for one."""
         if text and time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + _NEXT_LINE_S
             self.say(text)
 
 
 async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
-    """The report of this host; one that says so, if its own checks do not end."""
+    """The report of this host. If its own checks do not end, the report has the finding that they hang."""
     try:
         return await within(background(examine), EXAMINED_S)
     except asyncio.TimeoutError:
@@ -78,5 +78,5 @@ async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
 
 
 def is_bad(settings: Settings, findings: Sequence[Finding]) -> bool:
-    """Whether a host of which these are true must not take part."""
+    """True if a host with these findings must not take part."""
     return any(f.is_error and f.code not in settings.ignore for f in findings)

@@ -1,7 +1,7 @@
-"""What only all reports together tell: which hosts differ from the others, and which share what must not be shared.
+"""The checks that need all reports: hosts that differ from the others, and hosts that share an address.
 
-Of several hosts the minority is blamed, and of two the one that is not the head. The links between the
-hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.
+The minority is blamed. If two hosts differ, the one that is not the head is blamed. link_findings.py judges the links
+between the hosts. Pure: knows no socket, no file, no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
 from train.run.saves import Saved, remedy
 
-Values = Mapping[str, str]  # what each host has, by host, the head first
+Values = Mapping[str, str]  # one value for each host, by host, the head first
 
 
 def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
     """The faults that no host can see by itself, one finding each.
 
-    Neither the order of the reports nor that of the links matters. Raises nothing, whatever a host
-    says of itself.
+    The order of the reports and of the links does not matter. Raises nothing, whatever a host's report says.
     """
     hosts = sorted(reports, key=lambda report: (report.node_rank, report.host))
     shared = list(_one_address(hosts))
@@ -45,13 +44,13 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     """VER001 to VER007."""
     build = "install the same build of torch on all of them"
     one_python = "name one Python for all of them with python: (also per host) in the spec"
-    # 2.13.0+cpu beside 2.13.0+cu126 is how a host with a GPU and one without work together.
+    # A host with a GPU and one without work together as 2.13.0+cu126 and 2.13.0+cpu.
     torch = _facts(hosts, "torch", lambda version: version.partition("+")[0])
     one_torch = (
         "install one torch on all of them, or name with python: (also per host) one that they share"
     )
     yield from _differing("VER001", torch, "torch {}", one_torch)
-    # 3.11.7 beside 3.11.9 is what two updates make of one system: worth a word, no worry.
+    # Two systems that differ by an update have 3.11.7 and 3.11.9: a note is enough.
     series = _facts(hosts, "python", lambda version: ".".join(version.split(".")[:2]))
     severity = NOTE if len(set(series.values())) == 1 else ""
     yield from _differing("VER002", _facts(hosts, "python"), "Python {}", one_python, severity)
@@ -78,14 +77,14 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
 def _facts(
     hosts: Sequence[Report], name: str, what: Callable[[str], str] = lambda value: value
 ) -> Values:
-    """A fact of each host that has it; what could not be had differs from nothing."""
+    """A fact of each host that knows it. A host that does not know it differs from no other."""
     return {host.host: what(host.facts[name]) for host in hosts if host.facts.get(name)}
 
 
 def _differing(
     code: str, values: Values, what: str, remedy: str, severity: str = ""
 ) -> Iterator[Finding]:
-    """One finding where the hosts do not all have the same, about the first of the minority."""
+    """One finding about the first host of the minority, if the hosts differ in a value."""
     kinds = _kinds(values)
     if len(kinds) < 2:
         return
@@ -98,7 +97,7 @@ def _differing(
 
 
 def _kinds(values: Values) -> list[tuple[str, list[str]]]:
-    """Each value with its hosts: what most have comes last, and of equally many what the head has."""
+    """Each value with its hosts. The value of most hosts comes last; between equally many, the head's value."""
     counts = Counter(values.values())
     order = {value: rank for rank, value in enumerate(dict.fromkeys(values.values()))}
     kinds = sorted(counts, key=lambda value: (counts[value], -order[value]))
@@ -106,14 +105,14 @@ def _kinds(values: Values) -> list[tuple[str, list[str]]]:
 
 
 def _shortened(parts: Sequence[str]) -> str:
-    """Of very many kinds the rarest few and the most common one."""
+    """The parts joined; if there are more than six, only the five rarest and the most common one."""
     if len(parts) > 6:
         parts = [*parts[:5], f"{len(parts) - 6} other kinds", parts[-1]]
     return "; ".join(parts)
 
 
 def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
-    # That a host calls itself 127.0.1.1 (Debian's way) is not this fault; NAME002 and NAME003 know.
+    # A host whose own name is 127.0.1.1 (Debian's way) has another fault: NAME002 or NAME003.
     resolved = {
         host.host: host.resolved
         for host in hosts
@@ -132,7 +131,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
 
 
 def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
-    """The hosts that share an address although they are different machines, address by address."""
+    """Yield, for each such address, the hosts that share it although they are different machines."""
     by_address: dict[str, list[Report]] = {}
     for host in hosts:
         if host.address and host.facts.get("machine") and not is_loopback(host.address):

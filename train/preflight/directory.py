@@ -1,7 +1,7 @@
-"""The checkpoint directory as this host sees it, before anybody takes it.
+"""The checkpoint directory as this host sees it, before an attempt takes it.
 
-Owns the trial of writing there, the look at who holds it, and the token by which hosts find out
-whether they share it. Leaves nothing there but the directory itself and that token; takes no lock.
+Owns the test write, the look at the lock's holder, and the token by which hosts find out whether they share the
+directory. Leaves only the directory itself and that token; takes no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.run.layout import node_directory
 TOKEN = ".preflight-token"
 _TRIAL = 1 << 20  # bytes written
 _LEAST = 16 << 20  # bytes that have to be free
-# As long as a live holder on another host may take to show itself, and the trial of writing before that.
+# A live holder on another host renews its lock within HEARTBEAT_S. The rest is for the test write before that.
 WATCH_S = lock.HEARTBEAT_S + 0.5
 _TOKEN_S = 1.0  # how long another host may take from making the token to having it written
 
@@ -36,8 +36,8 @@ _SILENT = (
 
 @dataclass(frozen=True)
 class Held:
-    """A lock in `directory` that keeps this launch out. `doubt`: why it is too early to tell, if it is;
-    `later`: it is of a later start of the scheduler's job that this is a start of."""
+    """A lock in `directory` that keeps this launch out. `doubt`: why it is too early to tell, else "". `later`: a later
+    start of the same scheduler's job holds it."""
 
     directory: Path
     holder: lock.Holder
@@ -47,7 +47,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Directory:
-    """What was seen. `making`, `writing`: why it failed. `free`: bytes, None where nobody counts."""
+    """The result of look(). `making`, `writing`: the error, if that failed. `free`: bytes, or None if the file system
+    does not count them."""
 
     making: OSError | None = None
     writing: OSError | None = None
@@ -57,7 +58,7 @@ class Directory:
 
 
 def look(settings: Settings) -> Directory:
-    """Make the directory, try to write there, see who holds it. May hang where a file server does."""
+    """Make the directory, try to write there, find its holders. Hangs if a file server hangs."""
     where, deadline = settings.checkpoint_dir.absolute(), time.monotonic() + WATCH_S
     try:
         where.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def look(settings: Settings) -> Directory:
     try:
         _try(where / f".preflight-{socket.gethostname()}-{os.urandom(8).hex()}", _TRIAL)
         node = node_directory(where, settings.me)
-        if node.is_dir():  # an earlier launch has made it: perhaps as another user
+        if node.is_dir():  # an earlier launch has made it, perhaps as another user
             _try(node / f".preflight-{os.urandom(8).hex()}", 0)
         free = _free(where)
         held = tuple(_held(where, settings, deadline))
@@ -77,11 +78,11 @@ def look(settings: Settings) -> Directory:
 
 
 def _try(trial: Path, size: int) -> None:
-    """Write a file of so many bytes, and remove it."""
+    """Write a file of `size` bytes, and remove it."""
     descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb", buffering=0) as file:
-            left = memoryview(os.urandom(4096) * (size // 4096))  # zeros may be stored as nothing
+            left = memoryview(os.urandom(4096) * (size // 4096))  # zeros may take no space
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
@@ -126,9 +127,9 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
 
 
 def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
-    """Whether a launch that holds the whole directory may be the one that this host goes back to."""
+    """True if the launch that holds the whole directory may be the one to which this host returns."""
     if holder.job != settings.job or settings.scheduled is not None:
-        return False  # a scheduler's job goes back to none but its own, which keeps nobody out
+        return False  # a scheduler's job returns to its own launch only, which was ruled out before
     if settings.least < settings.nodes:
         return True  # hosts come and go
     try:
@@ -138,7 +139,7 @@ def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
 
 
 def _token(where: Path) -> str:
-    """What is the same for all who see this directory: whoever comes first makes it."""
+    """The token of this directory, the same for all hosts that see it. The first host makes it."""
     path = where / TOKEN
     with contextlib.suppress(FileExistsError), open(path, "x", encoding="ascii") as file:
         file.write(os.urandom(16).hex())
@@ -156,7 +157,7 @@ def _token(where: Path) -> str:
 
 
 def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
-    """DIR001 to DIR004, and DIR006; `seen` is None where the directory did not answer."""
+    """DIR001 to DIR004, and DIR006. `seen` is None if the directory did not answer."""
     me, where = settings.me, settings.checkpoint_dir
     if seen is None:
         yield Finding(
@@ -203,14 +204,14 @@ def _failed(settings: Settings, error: OSError, code: str, what: str) -> Finding
 
 
 def _in_the_way(where: Path) -> Path:
-    """The part of the path that is there and is no directory."""
+    """The part of the path that exists and is not a directory."""
     parts = (where, *where.parents)
     return next((p for p in parts if os.path.lexists(p) and not os.path.isdir(p)), where)
 
 
 def _in_use(settings: Settings, held: Held) -> Finding:
-    """DIR004. A note if it is too early to tell, because the launch will look again, and a note to a check
-    alone if the job itself runs."""
+    """DIR004. It is a note if it is too early to tell, because the launch will look again. It is also a note if this is
+    only a check and the job itself runs."""
     holder = held.holder
     if held.later:
         told = lock.later_start(held.directory, holder, settings.scheduler)

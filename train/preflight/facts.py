@@ -1,6 +1,6 @@
-"""What has to be the same on all hosts, or is told of each: versions, code, processor.
+"""The facts of a host that the hosts compare or report: versions, code, processor.
 
-Owns where each fact is read, without importing torch. Compares nothing: that is compare.py's part.
+Owns how each fact is read, without importing torch. Compares nothing: compare.py does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch that this interpreter would import. `cuda`, `hip`, `nccl`: versions, "" without."""
+    """The torch that this interpreter would import. `cuda`, `hip`, `nccl`: versions, or "" if it has none."""
 
     version: str
     cuda: str = ""
@@ -35,7 +35,7 @@ class Torch:
 
 
 def gather(torch: Torch | None, bundle: Path, proc: Path = _PROC) -> dict[str, str]:
-    """Every fact that can be had; `bundle` is where train/ and code/ lie."""
+    """Return every fact that can be read, by name. `bundle`: the directory with train/ and code/."""
     listing = _listing(bundle)
     found = {
         "machine": machine(proc),
@@ -50,7 +50,7 @@ def gather(torch: Torch | None, bundle: Path, proc: Path = _PROC) -> dict[str, s
 
 
 def torch() -> Torch | None:
-    """None where torch is missing, or where only a directory is left of it."""
+    """Return the installed torch, or None if it is missing or only its directory is left."""
     with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec("torch")
         if found is not None and found.origin is not None:
@@ -64,7 +64,7 @@ def _torch_in(package: Path, text: str) -> Torch:
     said = dict(re.findall(stated, text, re.MULTILINE))
     version = said.get("__version__", "")
     cuda = said.get("cuda", "")
-    # A wheel of another maker may only say it in the version: 2.6.0+cu124.
+    # A wheel from another source may name CUDA in its version only: 2.6.0+cu124.
     local = re.search(r"\+cu(\d+)(\d)$", version)
     if not cuda and local:
         cuda = f"{local[1]}.{local[2]}"
@@ -79,7 +79,7 @@ def newest_save(settings: Settings) -> str:
 
 
 def machine(proc: Path = _PROC) -> str:
-    """Names this boot of this machine, and its network namespace: where an address is one's own."""
+    """The boot id of this machine and its network namespace, within which an address belongs to one host."""
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat(proc / 'self/ns/net').st_ino}"
@@ -88,8 +88,10 @@ def machine(proc: Path = _PROC) -> str:
 
 
 def code(bundle: Path, listing: Mapping[str, Any]) -> str:
-    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now. What
-    a run writes beside them (code/ is its working directory) does not count. "" outside of a bundle."""
+    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now.
+
+    Files that a run adds (code/ is its working directory) do not count. Returns "" outside of a bundle.
+    """
     files = listing.get("files")
     named = sorted(map(str, files)) if isinstance(files, dict) else []
     digest = hashlib.sha256()
@@ -100,8 +102,8 @@ def code(bundle: Path, listing: Mapping[str, Any]) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Of one file; what cannot be read has none."""
-    if not path.is_file():  # a pipe would be waited for
+    """The digest of one file, or why there is none."""
+    if not path.is_file():  # opening a pipe would block
         return "missing"
     try:
         with open(path, "rb") as file:
@@ -114,7 +116,7 @@ def _digest(path: Path) -> str:
 
 
 def spec(listing: Mapping[str, Any]) -> str:
-    """A digest of the job as it was rendered; "" where it did not come in a bundle."""
+    """A digest of the job as it was rendered; "" outside of a bundle."""
     job = listing.get("spec")
     text = json.dumps(job, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest() if job else ""

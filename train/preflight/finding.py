@@ -16,7 +16,7 @@ SEVERITIES = (ERROR, WARNING, NOTE)
 
 
 class Code(NamedTuple):
-    """What a code stands for, in a few words, and how bad it is unless a finding says otherwise."""
+    """A code's meaning in a few words, and its severity unless a finding overrides it."""
 
     title: str
     severity: str
@@ -88,7 +88,7 @@ CODES: Mapping[str, Code] = {
 }
 
 
-# By a run of the job.
+# An earlier run of the job holds the port, or a GPU.
 _HELD = ("PORT002", "GPU003")
 
 
@@ -109,13 +109,15 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
-        """Whether the launch must not go on."""
+        """True if this finding forbids the launch."""
         return self.severity == ERROR
 
 
 def eased(findings: Sequence[Finding], only: bool) -> list[Finding]:
-    """The findings, eased if this is `only` a check and the job itself runs, because its port and its GPUs are then
-    in use. DIR004 is a note on the hosts where it runs."""
+    """The findings, where PORT002 and GPU003 are notes if this is `only` a check and the job itself runs.
+
+    The running job then uses its port and its GPUs. It runs on the hosts where DIR004 is not an error.
+    """
     live = {f.host for f in findings if only and f.code == "DIR004" and not f.is_error}
     return [
         replace(f, severity=NOTE) if f.host in live and f.code in _HELD and f.is_error else f
@@ -124,13 +126,13 @@ def eased(findings: Sequence[Finding], only: bool) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Without repetitions, the worst first, then by host and code."""
+    """The findings without repetitions, the worst first, then by host and code."""
     unique = dict.fromkeys(findings)
     return sorted(unique, key=lambda f: (SEVERITIES.index(f.severity), f.host, f.code))
 
 
 def codes(text: str) -> tuple[str, ...]:
-    """Codes of findings, comma between. Raises argparse.ArgumentTypeError."""
+    """Parse codes of findings, separated by commas or spaces. Raises argparse.ArgumentTypeError."""
     given = tuple(re.split(r"[,\s]+", text.strip()))
     unknown = [code for code in given if code not in CODES]
     if unknown:

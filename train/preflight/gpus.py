@@ -1,7 +1,7 @@
-"""The NVIDIA GPUs of this host, as nvidia-smi tells of them, and what the job wants of them.
+"""The NVIDIA GPUs of this host, as nvidia-smi reports them, compared with the needs of the job.
 
-Owns the questions to nvidia-smi, which may hang with its driver, and the judgement of its answers.
-Touches no GPU: that would cost seconds and memory.
+Owns the calls of nvidia-smi, which may hang with its driver, and the judgement of its answers. Touches no GPU, because
+that would cost seconds and memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
 LIMIT_S = 5.0
-_LAST_S = 0.5  # for an answer that lies there, and only nobody had time to read it
+_LAST_S = 0.5  # past the deadline, for an answer that this process had no time to read
 
 _CARDS = "--query-gpu=index,uuid,name,driver_version"
 _USERS = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
@@ -30,7 +30,7 @@ _FORM = "--format=csv,noheader,nounits"
 # The oldest driver that runs a CUDA of this major version at all, as NVIDIA documents it for
 # minor version compatibility (CUDA compatibility guide).
 _DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-# Where one of these is, there is a driver, although its nvidia-smi is not on PATH (WSL, Jetson).
+# If one of these exists, there is a driver, although its nvidia-smi is not on PATH (WSL, Jetson).
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
 
 
@@ -45,7 +45,7 @@ class Card:
 
 @dataclass(frozen=True)
 class User:
-    """A process that computes on the GPU `uuid`; `memory` in MiB as a text, "" where not told."""
+    """A process that computes on the GPU `uuid`. `memory`: MiB as text, or "" if unknown."""
 
     uuid: str
     pid: int
@@ -55,8 +55,8 @@ class User:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What was seen. `trouble`: why nvidia-smi gave no answer, in words; `missing`: there is neither it nor a
-    driver; `unknown`: there is a driver, and no nvidia-smi."""
+    """The answers of nvidia-smi. `trouble`: why it gave none, in words. `missing`: the host has neither nvidia-smi nor a
+    driver. `unknown`: the host has a driver without nvidia-smi."""
 
     cards: Sequence[Card] = ()
     users: Sequence[User] = ()
@@ -67,12 +67,12 @@ class Gpus:
 
 
 def wanted(settings: Settings, torch: Torch | None) -> bool:
-    """Whether GPUs matter. With torch for AMD's, nvidia-smi has nothing to say."""
+    """True if this job needs NVIDIA GPUs. If torch is built for AMD's, nvidia-smi is not asked."""
     return (settings.gpus > 0 or settings.backend == "nccl") and not (torch and torch.hip)
 
 
 def ask() -> Callable[[], Gpus]:
-    """Put the questions to nvidia-smi; the value returned waits for the answers."""
+    """Start nvidia-smi, and return a function that waits for its answers."""
     try:
         asked = [_start(_CARDS), _start(_USERS)]
     except OSError:
@@ -90,11 +90,11 @@ def _start(query: str) -> Popen[str]:
 
 
 def _collect(process: Popen[str], deadline: float) -> tuple[int | None, str]:
-    """Exit status and output; None where there was none in time."""
+    """Exit status and output. The status is None if the process did not end in time."""
     try:
         output, _ = process.communicate(timeout=max(_LAST_S, deadline - time.monotonic()))
     except TimeoutExpired:
-        # Hardly waited for: while the driver hangs, not even this ends it.
+        # Wait for 0.1 s only: while the driver hangs, not even SIGKILL ends the process.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutExpired):
@@ -117,7 +117,7 @@ def _answer(cards: tuple[int | None, str], users: tuple[int | None, str]) -> Gpu
         return Gpus(trouble=f"failed: {lines[0] if lines else f'exit status {status}'}")
     rows = [row for row in _rows(said) if len(row) == 4]
     driver = rows[0][3] if rows else ""
-    # Who uses them is told where it can be had; without that answer the job can start all the same.
+    # The processes on the GPUs are optional: without that answer the job can start all the same.
     taken = [row for row in _rows(users[1]) if len(row) == 4] if users[0] == 0 else []
     return Gpus(
         [Card(*row[:3]) for row in rows],
@@ -136,7 +136,7 @@ def _rows(output: str) -> Iterator[list[str]]:
 
 
 def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:
-    """Those that CUDA would show to a process with this environment, in its order."""
+    """The GPUs that CUDA would show to a process with this environment, in its order."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(cards)
@@ -144,7 +144,7 @@ def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> list[Card]
     for word in filter(None, listed.replace(" ", "").split(",")):
         card = next((c for c in cards if _is(c, word)), None)
         if card is None and not word.startswith("MIG-"):
-            break  # CUDA ignores whatever comes after one that is not there
+            break  # CUDA ignores all entries after an invalid one
         found.append(card or Card(word, word, "MIG"))
     return found
 
@@ -173,7 +173,7 @@ def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Findi
 
 
 def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
-    """GPU001, and GPU005 where nccl was asked for: without CUDA there is none."""
+    """GPU001, or GPU005 if the backend is nccl, because nccl needs CUDA."""
     me, nccl = settings.me, settings.backend == "nccl"
     gloo = ", or set backend: gloo and leave gpus_per_node out of the spec"
     count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
@@ -221,7 +221,7 @@ def _judge_users(settings: Settings, seen: Gpus) -> Iterator[Finding]:
 
 
 def _process(user: User) -> ports.Holder | None:
-    """The process, if it is one of this host: a container sees its own under the same numbers."""
+    """The process, if this host has it. In a container the same pid may be another process."""
     found = ports.process(user.pid)
     program = os.path.basename(user.name.partition(" ")[0])
     return found if found is not None and program and program in found.command else None
@@ -243,7 +243,7 @@ def _judge_driver(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterat
 
 
 def _has_own_driver_library() -> bool:
-    """Whether NVIDIA's forward compatibility package lets an old driver run a newer CUDA."""
+    """True if NVIDIA's forward compatibility package lets an old driver run a newer CUDA."""
     places = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     return any(Path(p, "libcuda.so.1").exists() for p in places if "compat" in p)
 

@@ -1,6 +1,6 @@
 """The head's part, from the first client to the verdict: gather, probe the links, judge, tell all.
 
-Owns when each of these is over. The conversations with the clients are the server's.
+Owns the end of each of these phases. server.py has the conversations with the clients.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
 # After the start: as long as the checks take on a host that was started together with this one.
 _LATE_S = 6.5
-_SETTLE_S = 3.0  # an elastic job begins so long after its last host came
+_SETTLE_S = 3.0  # from the last host's arrival to the begin of an elastic job
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
 _SHOW_S = 2.5  # a terminal may be paused, a file server may not answer
-_LOOK_S = 3.0  # for who has the port
+_LOOK_S = 3.0  # for the search of the port's holder
 _POLL_S = 0.25
-_OTHER_FILES = 128  # that are open beside the clients' connections
+_OTHER_FILES = 128  # open in addition to the clients' connections
 
 Judge = Callable[[Sequence[Report], Sequence[Link]], "list[Finding]"]
 Tell = Callable[[PreflightResult], object]
@@ -42,10 +42,10 @@ async def receive_clients(
     tell: Tell,
     say: Callable[[str], None],
 ) -> PreflightResult:
-    """Be the head of a launch, until the verdict has been told to all who came."""
+    """Take part in a launch as its head, until all hosts that came have the verdict."""
     began = time.monotonic()
     report = await examined(settings, examine)
-    # After the checks, which report the limit that the run will have.
+    # Only after the checks, because they report the limit that the run will have.
     _allow_files(settings.nodes + _OTHER_FILES)
     head = Head(settings, report, judge, tell, say, began)
     try:
@@ -55,7 +55,7 @@ async def receive_clients(
 
 
 def _allow_files(wanted: int) -> None:
-    """At least so many open files, if the system lets us have them."""
+    """Raise the soft limit to `wanted` open files, or as far as the hard limit allows."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -122,7 +122,7 @@ class Head:
             server.fail(taken) if taken.is_error else server.note(taken)
 
     async def _holder(self) -> ports.Holder | None:
-        """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
+        """The process that holds the port; None if it is not found in time, because reading a process may hang."""
         with contextlib.suppress(asyncio.TimeoutError):
             return await within(background(lambda: ports.holder(self._settings.port)), _LOOK_S)
         return None
@@ -130,7 +130,7 @@ class Head:
     # --- gather -----------------------------------------------------------------------------------
 
     async def _gather(self) -> bool:
-        """Wait for the others; whether those who came can go on."""
+        """Wait for the others. Return True if the hosts that came can go on."""
         server, end = self._server, self._began + self._settings.timeout_s
         while not self._is_ready(time.monotonic()):
             if (left := end - time.monotonic()) <= 0:
@@ -159,7 +159,7 @@ class Head:
         return max(failed_at + after_s, self._began + _LATE_S)
 
     def _give_up(self) -> bool:
-        """At the end of rendezvous.timeout."""
+        """Decide at the end of rendezvous.timeout: report the missing hosts unless enough came. Return True to go on."""
         server = self._server
         if not self._has_enough():
             for rank in server.missing():
@@ -179,7 +179,7 @@ class Head:
     # --- probe ------------------------------------------------------------------------------------
 
     async def _probe(self) -> list[Link]:
-        """Have each host probe its neighbours."""
+        """Have each host probe its neighbours, and return the probed links."""
         server, settings, report = self._server, self._settings, self._report
         server.phase = PROBE
         members = server.in_order()
@@ -196,7 +196,7 @@ class Head:
             if member.links is None and server.failed_at is None:
                 server.lose_silent(member, patience_s)
             seen += member.links or ()
-        # What is said of a host that is gone says nothing of the network.
+        # A failed probe of a host that is gone says nothing about the network.
         here = {settings.me, *(m.hello.host for m in server.in_order())} - server.lost
         return [link for link in seen if link.host in here and link.peer in here]
 
@@ -209,9 +209,9 @@ class Head:
     # --- tell -------------------------------------------------------------------------------------
 
     async def _conclude(self, seen: Sequence[Link]) -> Verdict:
-        """The verdict, from all that is known."""
+        """The verdict, from the reports and the probed links."""
         reports = [self._report, *(member.report for member in self._server.in_order())]
-        # Of thousands of reports it takes a while; the heartbeats must go on.
+        # In a thread, because thousands of reports take a while and the heartbeats must go on.
         judged = await background(lambda: self._judge(reports, seen))
         return self._weighed(judged, reports, seen)
 
@@ -224,8 +224,11 @@ class Head:
         return Verdict(goes, findings, reports, seen, shown=True)
 
     async def _tell(self, verdict: Verdict) -> Verdict:
-        """Tell all. Nobody goes on before everybody has acknowledged: else one that is gone by then
-        would leave the others hanging in the rendezvous. The verdict as it was told at last."""
+        """Send the verdict to all clients, and return it as it was sent last.
+
+        No host goes on before all have acknowledged. Otherwise a host that is gone by then would leave the others
+        hanging in the rendezvous.
+        """
         server = self._server
         server.phase = TELL
         if verdict.go:
@@ -241,12 +244,12 @@ class Head:
             for conn in server.clients:
                 conn.send("go")
         else:
-            # First: a host that ends with an error may have the scheduler end this one.
+            # Tell the user first: a host that ends with an error may make the scheduler end this one.
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(background(lambda: self._tell_user(self._outcome(verdict))), _SHOW_S)
             self._send(verdict)
             await self._until(lambda: not server.unheard, _ACKNOWLEDGE_S)
-        # They close first: then it is not this host's port that waits for stray packets.
+        # Let the clients close first, so that they keep TIME_WAIT and not this host's port.
         await self._until(lambda: not server.clients, _CLOSE_S)
         return verdict
 

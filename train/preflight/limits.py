@@ -1,6 +1,6 @@
-"""What the system allows a process of this host: open files, locked memory, shared memory.
+"""The system's limits for a process of this host: open files, locked memory, shared memory.
 
-Owns the three looks and the least that a job needs. Changes no limit.
+Owns how each limit is read, and the least that a job needs. Changes no limit.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from train.preflight.finding import ERROR, WARNING, Finding
 from train.preflight.settings import Settings
 
-# Of each process: its libraries, files, pipes and data workers, and for each of the others the
-# sockets of gloo's full mesh and of the stores.
+# Open files of each process: libraries, files, pipes and data workers; then, for each other process, the sockets of
+# gloo's full mesh and of the stores.
 _FILES, _FILES_EACH = 192, 4
-_BARELY = 48  # what a process has open before its sockets
-_SHARED = 64 << 20  # bytes: what a container gets that asks for nothing
+_BARELY = 48  # files that a process has open before its sockets
+_SHARED = 64 << 20  # bytes: a container's default
 _INFINIBAND = "/sys/class/infiniband"
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`files`: soft and hard, `locked`: bytes, `shared`: bytes of /dev/shm. None is no limit, or
-    for `shared` that this system has no such place."""
+    """`files`: soft and hard limit. `locked`: bytes. `shared`: bytes of /dev/shm. None means no limit, and for `shared`
+    that this system has no /dev/shm."""
 
     files: tuple[int | None, int | None] = (None, None)
     locked: int | None = None
@@ -35,7 +35,7 @@ class Limits:
 
 
 def look() -> Limits:
-    """The limits of this very process, which its children inherit."""
+    """The limits of this process, which its children inherit."""
     soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
     locked = _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     return Limits((soft, hard), locked, _shared(), _has_entries(_INFINIBAND))

@@ -14,13 +14,13 @@ from train.preflight.finding import Finding
 from train.preflight.phrases import NamedHost, listed
 from train.preflight.report import Link, Report
 
-# Where a host said one of these, its route to the head is not that of the chosen interface.
+# A host with one of these findings reaches the head by another interface than the chosen one.
 _OTHER_ROUTE = frozenset({"NIC006", "NIC007", "NIC011"})
 
 
 @dataclass(frozen=True)
 class _Probes:
-    """The probes by (host, peer), and who the hosts are."""
+    """The probes by (host, peer), and the hosts' reports."""
 
     hosts: Mapping[str, Report]
     links: Mapping[tuple[str, str], Link]
@@ -31,7 +31,7 @@ class _Probes:
 
 
 def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
-    """The faults between hosts that had checked in. Neither order matters; raises nothing."""
+    """The faults between hosts that had checked in. The order of the arguments' items does not matter. Raises nothing."""
     hosts = {r.host: r for r in sorted(reports, key=lambda r: (r.node_rank, r.host))}
     known = [link for link in links if {link.host, link.peer} <= hosts.keys()]
     known = sorted(known, key=lambda link: (link.host, link.peer, link.trouble))
@@ -45,7 +45,7 @@ def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
 
 
 def _code(probes: _Probes, link: Link) -> str:
-    """Which fault keeps a link from working."""
+    """The code of the fault that keeps a link from working."""
     host, peer = link.host, link.peer
     if link.trouble == "large":
         return "LINK001"
@@ -53,7 +53,7 @@ def _code(probes: _Probes, link: Link) -> str:
         return "NIC012"
     if link.trouble not in ("timeout", "refused", "unreachable"):
         return "LINK004"
-    # That one direction works proves that packets go both ways: only a filter makes such a difference.
+    # If one direction works, packets go both ways. Then only a filter can stop the other direction.
     proven = probes.good(peer, host) or _has_met_head(probes, host, peer)
     if not proven and _is_apart(probes.hosts[host], probes.hosts[peer]):
         return "NIC008"
@@ -61,7 +61,7 @@ def _code(probes: _Probes, link: Link) -> str:
         return "LINK004"
     if link.trouble == "refused" or proven:
         return "PORT005"
-    # Nothing comes back. Where both are reached by others, no filter of theirs can be to blame.
+    # Nothing comes back. If other hosts reach both of them, no filter on either host can be to blame.
     reached = [any(probes.good(other, one) for other in probes.hosts) for one in (host, peer)]
     return "LINK004" if all(reached) else "PORT005"
 
@@ -72,7 +72,7 @@ def _binds_another(host: Report) -> bool:
 
 
 def _has_met_head(probes: _Probes, *pair: str) -> bool:
-    """Whether the check-in itself went between these two, from and to the chosen interfaces."""
+    """True if the check-in itself connected these two hosts, over the chosen interfaces."""
     head = next(iter(probes.hosts.values()))
     if head.host not in pair:
         return False
@@ -83,7 +83,7 @@ def _has_met_head(probes: _Probes, *pair: str) -> bool:
 
 
 def _is_apart(one: Report, other: Report) -> bool:
-    """Whether the addresses are of different networks. A prefix of 32 says nothing: clouds give it."""
+    """True if the addresses are in different networks. A prefix of 32 says nothing, because clouds assign it."""
     if 32 in (one.prefix, other.prefix):
         return False
     try:

@@ -1,8 +1,8 @@
-"""The links between the hosts: each probes its neighbours, as the processes of the run will.
+"""The links between the hosts: each host probes its neighbours in the way that the processes of the run will connect.
 
-Owns who probes whom, and the probe: a small round trip, then a few large packets. It uses ports of the
-system's choice and packets of normal size, because that is what gloo and NCCL use. Judges nothing:
-link_findings.py says which host is at fault. Measures nothing: `ddpgen probe` does.
+Owns the choice of the neighbours, and the probe: a small round trip, then a few large packets. It uses ports of the
+system's choice and packets of normal size, because gloo and NCCL do. Judges nothing: link_findings.py names the host
+at fault. Measures nothing: `ddpgen probe` does.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from train.preflight.report import Link, Peer
 from train.preflight.wire import SEGMENT, Conn, WireError, dial, is_own, within
 
-BUDGET_S = 5.0  # more than what two tries take at worst: a machine may be busy
+BUDGET_S = 5.0  # more than the worst case of two tries, because a machine may be busy
 ALL_PAIRS = 16  # hosts; with more, each probes about log2(n) others
-_CONNECT_S = 1.1  # so that a lost SYN is sent a second time
+_CONNECT_S = 1.1  # the system sends a lost SYN again after 1 s
 _ANSWER_S = 1.0
 _LARGE = 16 * 1024  # bytes: a few packets, whatever the MTU
 
 
 def neighbours(count: int) -> list[list[int]]:
-    """Whom each of `count` hosts probes: everybody, or the next, the one before, and those 2^k on."""
+    """The peers that each of `count` hosts probes: all, or if there are many the host before it and those 2^k on."""
     if count <= ALL_PAIRS:
         return [[(i + d) % count for d in range(1, count)] for i in range(count)]
     distances = [count - 1, *(1 << k for k in range((count - 1).bit_length()))]
@@ -31,7 +31,7 @@ def neighbours(count: int) -> list[list[int]]:
 
 
 async def probe(host: str, source: str, peers: Sequence[Peer], token: str) -> list[Link]:
-    """Probe all peers at once, from `source` ("": as the system likes), in at most BUDGET_S."""
+    """Probe all peers at once, in at most BUDGET_S. `source`: the local address, or "" for the system's choice."""
     source = source if source and is_own(source) else ""
     troubles = dict.fromkeys(peers, "timeout")
     tasks = [asyncio.create_task(_try(peer, source, token, troubles)) for peer in troubles]
@@ -52,9 +52,9 @@ async def _try(peer: Peer, source: str, token: str, troubles: dict[Peer, str]) -
             troubles[peer] = ""
             return
         except WireError as error:
-            # A silent peer's system has answered, so the peer may be busy: it is tried as long as there is time.
+            # A silent peer's system has answered, so the peer may be busy: try again as long as there is time.
             tries += error.trouble != "silent"
-            if troubles[peer] != "large":  # that was proven; a peer that says nothing may be busy
+            if troubles[peer] != "large":  # a proven fault; a later silence may be a busy peer
                 troubles[peer] = "timeout" if error.trouble == "silent" else error.trouble
 
 
@@ -72,7 +72,7 @@ async def _arrives(peer: Peer, source: str, token: str, segment: int) -> bool:
     Raises WireError if small messages fail already."""
     conn = await dial(peer.address, peer.port, _CONNECT_S, source, segment)
     try:
-        await conn.receive(_ANSWER_S)  # who is there; the token will tell
+        await conn.receive(_ANSWER_S)  # the peer's identity; the token proves it
         conn.send("probe", token=token)
         await _expect(conn, "ready")
         conn.send("large", filler="x" * _LARGE)
@@ -93,7 +93,7 @@ async def _expect(conn: Conn, kind: str) -> None:
 
 
 async def serve(conn: Conn, token: str, first: Mapping[str, Any]) -> None:
-    """The other side of a probe. Raises WireError when the prober is gone."""
+    """Answer a probe. Raises WireError when the prober is gone."""
     if token and first.get("token") == token:
         conn.send("ready")
         await conn.receive(2 * BUDGET_S)

@@ -1,4 +1,4 @@
-"""What went wrong while the hosts met, in words: findings and the lines of those who wait. Pure."""
+"""The words of the check-in: its findings, and the lines of hosts that wait. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from train.preflight.finding import ERROR, WARNING, Finding
 from train.preflight.phrases import NamedHost, listed
 from train.preflight.settings import Settings
 
-CLOCK_S = 5.0  # so far apart, clocks are told
-# torchrun's rendezvous takes a node for dead whose last sign of life is 15 s old by another's clock;
-# nodes give one every 5 s, and read the others' once a second.
+CLOCK_S = 5.0  # clocks further apart are reported
+# torchrun's rendezvous takes a node for dead if its last sign of life is 15 s old by another node's clock. A node gives
+# one every 5 s, and reads those of the others once a second.
 CLOCK_BREAKS_S = 15.0 - 5.0 - 1.0
 
 # What a connection attempt met (wire.WireError.trouble), about the host at the other end.
@@ -29,18 +29,18 @@ MET = {
 
 
 def named(settings: Settings, rank: int) -> NamedHost:
-    """A host that is known by its node rank only, with its address where the spec lists it."""
+    """The host with this node rank: by name and address if the spec lists it, else as `node RANK`."""
     known = list(settings.addresses.items())
     return NamedHost(*known[rank]) if rank < len(known) else NamedHost(f"node {rank}")
 
 
 def here(settings: Settings) -> NamedHost:
-    """This host, as the spec has it."""
+    """This host, with its address in the spec."""
     return NamedHost(settings.me, settings.own_address)
 
 
 def _head(settings: Settings, address: str = "") -> NamedHost:
-    """The head, as the spec has it; else how it is reached."""
+    """The head by its name in the spec, or by the name or address that reaches it."""
     return NamedHost(next(iter(settings.addresses), settings.head), address or settings.head)
 
 
@@ -79,7 +79,7 @@ def _called(settings: Settings, met: str | None) -> str:
 
 
 def _starts(settings: Settings, host: NamedHost) -> str:
-    """What to do about a host that has not come."""
+    """The remedy for a host that has not come."""
     if settings.scheduled:
         return (
             f"see what {settings.scheduled.name} says of it in its log, and whether the node is well; "
@@ -89,7 +89,7 @@ def _starts(settings: Settings, host: NamedHost) -> str:
 
 
 def _together(settings: Settings, otherwise: str) -> str:
-    """What makes all hosts start as parts of one launch."""
+    """The remedy that makes all hosts start as parts of one launch. `otherwise`: without a scheduler."""
     if settings.scheduled:
         return f"start the job by `{settings.script}` alone, which starts one task on each node"
     return otherwise
@@ -134,7 +134,7 @@ def no_head(settings: Settings, address: str, trouble: str) -> Finding:
 
 
 def _opens(port: int, on: str, source: str) -> str:
-    """What to do against a firewall."""
+    """The remedy against a firewall."""
     return f"allow TCP port {port} from {source} on {on}, on what lies between, and out of {source}"
 
 
@@ -180,7 +180,7 @@ def wrong_host(settings: Settings, host: str, head: NamedHost, where: str) -> Fi
 
 
 def another_bundle(settings: Settings, met: NamedHost) -> Finding:
-    """VER005: its preflight speaks another version of the exchange."""
+    """VER005: the other host's preflight speaks another version of the exchange."""
     return Finding(
         "VER005",
         settings.me,
@@ -268,13 +268,13 @@ def left(settings: Settings, host: NamedHost, doing: str) -> Finding:
 
 
 def head_gone(settings: Settings, address: str, trouble: str, silent_s: float) -> Finding:
-    """HOST002 or HOST003 of the head itself."""
+    """HOST002 or HOST003, about the head itself."""
     head, doing = _head(settings, address), "it gathered the hosts"
     return hangs(head, doing, silent_s) if trouble == "silent" else left(settings, head, doing)
 
 
 def clocks(head: str, ahead_s: Mapping[NamedHost, float]) -> Iterator[Finding]:
-    """CLK001 for each host that is not the head's time. `ahead_s`: how far each is ahead of it."""
+    """CLK001 for each host whose clock differs from the head's. `ahead_s`: seconds by which each clock is ahead."""
     spread = max(0.0, *ahead_s.values()) - min(0.0, *ahead_s.values()) if ahead_s else 0.0
     for host, apart_s in ahead_s.items():
         if abs(apart_s) <= CLOCK_S:

@@ -1,8 +1,8 @@
-"""This host's way to the others: what was seen of it, and what is wrong with that.
+"""This host's side of the network: names, routes and interfaces, and their faults.
 
-Owns the look at names, routes and interfaces, the kinds of interfaces (by the marks that Linux leaves below
-/sys/class/net, else by their names), and the judgement of one host's own. Sends nothing to anybody:
-whether the others answer is found out in the check-in (client.py, links.py).
+Owns the look at them, the kinds of interfaces (by their entries below /sys/class/net on Linux, else by their names),
+and the judgement of one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they
+answer.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ Resolve = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Network:
-    """What was seen. Addresses are IPv4, and "" where there is none.
+    """The result of look(). Addresses are IPv4; "" means that the host has no such address.
 
-    `head`, `peer`, `own`: what the names of the job resolve to here; `unresolved`: why the head's
-    does not. `source`: this host's address on the route to the peer, by `route`; `no_route`: why
-    there is none. `taken`: the interface to take part by, with its `address`; `trouble`: why there
-    is none.
+    `known`: the interfaces of this host; `kinds`: their kinds by name.
+    `head`, `peer`, `own`: the addresses to which the job's names resolve here.
+    `unresolved`: why the head's name does not resolve.
+    `source`: this host's address on the route to the peer; `route`: the interface of that route.
+    `no_route`: why the host has no route to the peer.
+    `taken`: the interface by which the host takes part; `address`: its address.
+    `trouble`: why the host has no interface to take part by.
     """
 
     known: Sequence[Interface] = ()
@@ -70,13 +73,13 @@ class Network:
 
     @property
     def prefix(self) -> int:
-        """How many bits of the address name its network."""
+        """The number of bits of `address` that name its network."""
         found = carrying(self.address, list(self.known)) if self.address else None
         return found.prefix(self.address) if found else 32
 
     @property
     def first_address(self) -> str:
-        """The address that gloo and NCCL bind: they get an interface, and take its first address."""
+        """The address that gloo and NCCL bind: they are given an interface, and take its first address."""
         return next((each.addresses[0] for each in self.known if each.name == self.taken), "")
 
 
@@ -86,7 +89,7 @@ def names(settings: Settings) -> set[str]:
 
 
 def look(settings: Settings, resolve: Resolve) -> Network:
-    """See this host's side of the network. `resolve` raises NetworkError."""
+    """Read this host's side of the network. `resolve` raises NetworkError."""
     if settings.alone and not settings.nic:
         return Network()
     known, unlisted = _tried(nic.interfaces, list[Interface]())
@@ -103,7 +106,7 @@ def look(settings: Settings, resolve: Resolve) -> Network:
     by = carrying(source, known) if source else None
     (taken, address), trouble = _tried(lambda: _choose(settings, known, head, peer), ("", ""))
     if not trouble and unknown_peer and settings.is_head and not settings.nic and address != head:
-        # Only by the route to it would the head have found its interface.
+        # The head would have found its interface by the route to this peer only.
         taken, address, trouble = "", "", unknown_peer
     return Network(
         known, {each.name: kind(each.name) for each in known}, head, peer, own, unresolved, source,
@@ -119,7 +122,8 @@ def _tried(look: Callable[[], T], otherwise: T) -> tuple[T, NetworkError | None]
 
 
 def _choose(settings: Settings, known: list[Interface], head: str, peer: str) -> tuple[str, str]:
-    """As the launch will choose, an unresolved name apart: of that nothing follows here."""
+    """The interface and address that the launch will choose; ("", "") if the head's name does not resolve and the spec
+    names no interface."""
     if not head and not settings.nic:
         return "", ""
     taken, address = nic.choose(head, settings.nic, settings.is_head, peer)
@@ -133,7 +137,7 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     if net.unresolved is not None:
         yield _as_finding(settings, net.unresolved)
     yield from _judge_name(settings, net)
-    # The head takes part by its own address; whether the others reach that is theirs to say.
+    # The head takes part by its own address. The other hosts report if they do not reach it.
     no_route = None if settings.is_head else net.no_route
     if trouble is not None and trouble.code != "HOST004":
         yield _as_finding(settings, trouble)
@@ -177,7 +181,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def _is_meant(settings: Settings, net: Network) -> bool:
-    """Whether all hosts are this machine, and the spec says so."""
+    """True if the spec itself puts all hosts on this machine."""
     if settings.head == "localhost" or is_loopback(settings.head):
         return True
     return not settings.is_head and net.own == net.head
@@ -232,7 +236,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def kind(nic: str, sys: Path = _SYS) -> str:
-    """One of the five kinds; WIRED for whatever bears no mark of another."""
+    """Return one of the five kinds; WIRED if nothing says otherwise."""
     return _by_marks(sys / nic) or _by_name(nic)
 
 
@@ -244,7 +248,7 @@ def _by_marks(entry: Path) -> str:
         found = _TYPES.get((entry / "type").read_text("utf-8", "replace").strip(), "")
     except OSError:
         found = ""
-    # With hardware behind it, and none of these marks, it is a card with a cable.
+    # Hardware without any of these marks is a wired card.
     return found or (WIRED if (entry / "device").exists() else "")
 
 

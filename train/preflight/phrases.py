@@ -1,4 +1,4 @@
-"""How a host, a list of them and the findings are said to people. Text in, text out."""
+"""A host, a list of hosts, and the findings as text for people. Text in, text out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from train.base.console import plain
 from train.preflight.finding import ERROR, NOTE, WARNING, Finding
 
 _MOST = 6  # names in a sentence
-_MOST_FINDINGS = 50  # who has more starts at the top anyway
+_MOST_FINDINGS = 50  # with more, a user starts at the top anyway
 _COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[33m", NOTE: "\x1b[2m"}
 _NO_COLOUR = "\x1b[0m"
 
@@ -28,7 +28,7 @@ class NamedHost(NamedTuple):
 
 
 def listed(names: Sequence[object]) -> str:
-    """`a`, `a and b`, `a, b and c`; of very many the first ones and how many more."""
+    """`a`, `a and b`, `a, b and c`; of more than six, the first five and the count of the others."""
     said = [str(name) for name in names]
     if len(said) > _MOST:
         said = [*said[: _MOST - 1], f"{len(said) - _MOST + 1} more"]
@@ -39,9 +39,9 @@ def listed(names: Sequence[object]) -> str:
 def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -> str:
     """The findings as lines, without a newline at their end. `kept`: where preflight.json lies.
 
-    Hosts that have one in the same words, as of a directory that they share, stand in one line.
-    A line is never wrapped here, so that a command can be copied and a log can be searched. Names and causes
-    came over the network.
+    Hosts with the same finding in the same words, such as one about a shared directory, stand in one line.
+    A line is never wrapped here, so that a command can be copied and a log can be searched. Control characters are
+    escaped, because names and causes came over the network.
     """
     return "\n".join(_lines(findings, colour, kept))
 

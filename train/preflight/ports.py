@@ -1,7 +1,7 @@
-"""Who holds a TCP port of this host, and why the head may not listen on it.
+"""The process that holds a TCP port of this host, and the finding that the head cannot listen on it.
 
-Owns the way from a port to a process in /proc, and the judgement whether that is an earlier run of
-ours. Ends nothing: the remedy says how. Where there is no /proc (macOS), nobody is named.
+Owns the search for that process in /proc, and the judgement if it is an earlier run of the job. Ends no process: the
+remedy says how. Without /proc (macOS) no process is named.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _OURS = re.compile(r"(^| )-m ?(train|torch\.distributed\.run)( |$)|(^|[ /])torch
 
 @dataclass(frozen=True)
 class Holder:
-    """A process: its command line, the job it says it belongs to ("" where it does not), and whether
-    it was started by a launch script of ours, or by torchrun under this very user."""
+    """A process. `command`: its command line. `job`: the job that its environment names, or "". `ours`: a launch script
+    of ours started it, or it runs torchrun or train for this user."""
 
     pid: int
     command: str
@@ -37,12 +37,12 @@ class Holder:
         return f"process {self.pid} ({short})" if short else f"process {self.pid}"
 
     def is_earlier_run_of(self, job: str) -> bool:
-        """Whether it is ours, and not of another job that has every right to be there."""
+        """True if the process is ours and its environment names no other job, which may use the port."""
         return self.ours and self.job in ("", job)
 
 
 def holder(port: int, proc: Path = _PROC) -> Holder | None:
-    """Who listens on `port` here, or has a connection by it; None when nobody can be seen."""
+    """The process that listens on `port` here or has a connection from it; None if none is visible."""
     wanted = set(_sockets(port, proc))
     if not wanted:
         return None
@@ -53,7 +53,7 @@ def holder(port: int, proc: Path = _PROC) -> Holder | None:
 
 
 def process(pid: int, proc: Path = _PROC) -> Holder | None:
-    """What can be seen of a process; None when it is gone."""
+    """The process as /proc shows it; None if it is gone."""
     entry = proc / str(pid)
     try:
         words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
@@ -71,7 +71,7 @@ def process(pid: int, proc: Path = _PROC) -> Holder | None:
 def listen_finding(
     settings: Settings, error: OSError | OverflowError, found: Holder | None
 ) -> Finding:
-    """Why the head could not listen on its port, and who has it: PORT001, PORT002 or PORT007."""
+    """The finding that the head could not listen on its port: PORT001, PORT002 or PORT007."""
     port, here = settings.port, settings.me
     another = "set another rendezvous.port in the spec"
     if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
@@ -112,7 +112,7 @@ def _pids(proc: Path) -> list[int]:
 
 
 def _open_sockets(entry: Path) -> Iterator[str]:
-    # A process may end, or be another user's.
+    # The process may end meanwhile, or belong to another user.
     with contextlib.suppress(OSError):
         for fd in os.listdir(entry / "fd"):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the hosts of a launch tell each other. Plain values that survive JSON and distrust it."""
+"""The values that the hosts of a launch send each other. They are plain, survive JSON, and check JSON from others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from train.preflight.settings import Settings
 VERSION = 4  # of the exchange
 _TYPES = {"str": (str,), "int": (int,), "float": (int, float)}
 _LONGEST = 4096  # characters
-_MOST = 1e15  # seconds, or whatever is counted
-_FINDINGS = 32 * 1024  # bytes for each client: a thousand of them are told at once
+_MOST = 1e15  # the largest number of any kind
+_FINDINGS = 32 * 1024  # bytes for each client: the head sends to a thousand of them at once
 _ALL = 128 * 1024
 
 T = TypeVar("T")
 
 
 def parsed(kind: type[T], value: Any, **made: Any) -> T:
-    """A dataclass of texts and numbers from the wire; `made`: its other fields. Raises ValueError."""
+    """Return a dataclass of texts and numbers from the wire. `made`: its other fields. Raises ValueError."""
     if not isinstance(value, Mapping):
         raise ValueError(f"no {kind.__name__}")
     for each in fields(kind):  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Peer:
-    """A host to probe, the address that its processes will bind, and the port of its preflight."""
+    """A host that others probe: its name, the address that its processes will bind, and the port of its preflight."""
 
     host: str
     address: str
@@ -86,14 +86,18 @@ class Peer:
 
 @dataclass(frozen=True)
 class Report:
-    """One host, after it has looked at itself.
+    """One host, after it has checked itself.
 
-    `address`: by which the host takes part; `first_address`: the first one of `nic`, which gloo and NCCL bind.
-    `facts` holds what compare.py looks at, by name. A fact that this host does not know is absent. They are machine
-    (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl, code (digest
-    of train/ and code/), spec (digest of the job), isa ("avx512", "avx2", "default", or the
-    architecture), filesystem (a token: equal on hosts that see one directory), save (train.run.saves.Saved as
-    JSON: from where a user's script would go on).
+    `address`: the address by which the host takes part.
+    `first_address`: the first address of `nic`, which gloo and NCCL bind.
+    `facts`: the values that compare.py compares, by name. A fact that the host does not know is absent:
+
+    - machine: boot id and network namespace
+    - torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl: versions
+    - code, spec: digests of train/ and code/, and of the job
+    - isa: "avx512", "avx2", "default", or the architecture
+    - filesystem: a token that is equal on hosts that see one directory
+    - save: train.run.saves.Saved as JSON, from which a user's script would go on
     """
 
     host: str
@@ -117,7 +121,7 @@ class Report:
 
     @classmethod
     def from_json(cls, value: Any) -> Report:
-        """From the wire. Raises ValueError or TypeError for anything else."""
+        """Read a report from the wire. Raises ValueError or TypeError for anything else."""
         facts = value.get("facts", {}) if isinstance(value, dict) else {}
         if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
             raise ValueError("no Report: facts")
@@ -127,11 +131,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Link:
-    """What one host saw of the way to another, over its own chosen interface.
+    """The result of one host's probe of another, over the chosen interface of the first.
 
-    `trouble`: "" when all went well; else one of "timeout" (nothing comes back), "refused" (an RST or
-    an ICMP rejection), "unreachable" (no route, or host unreachable), "large" (small packets pass,
-    large ones do not), "broken" (the connection broke off).
+    `trouble`: "" if all went well, else one of
+
+    - "timeout": nothing comes back
+    - "refused": an RST or an ICMP rejection
+    - "unreachable": no route, or host unreachable
+    - "large": small packets pass, large ones do not
+    - "broken": the connection broke off
     """
 
     host: str
@@ -150,7 +158,7 @@ class Verdict:
     shown: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """For the wire: the worst findings, and the reports and links if they are not too many."""
+        """The verdict for the wire: the worst findings, and the reports and links if they are not too large."""
         told: list[dict[str, str]] = []
         size = 0
         for finding in self.findings:
@@ -171,7 +179,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Verdict:
-        """From the wire. Raises ValueError or TypeError."""
+        """Read a verdict from the wire. Raises ValueError or TypeError."""
         return cls(
             message.get("go") is True,
             [_finding(each) for each in message.get("findings", ())],

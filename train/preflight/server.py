@@ -1,8 +1,7 @@
 """Where clients check in: the head's conversations with them, and its calls to those who have not come.
 
-Owns who is let in, who is turned away and why, and who is at fault when a client leaves or falls
-silent. When the gathering is over and what the verdict is, head.py decides. The messages are listed
-in checkin.py.
+Owns the decision to admit a client or to turn it away, and the finding about a client that leaves or falls silent.
+head.py decides when the gathering is over, and the verdict. checkin.py lists the messages.
 """
 
 from __future__ import annotations
@@ -96,13 +95,13 @@ class Server:
         return [self.members[rank] for rank in sorted(self.members)]
 
     def fail(self, *faults: Finding) -> None:
-        """The launch will not go on."""
+        """Note faults because of which the launch will not go on."""
         self._faults += faults
         self.failed_at = self.failed_at or time.monotonic()
         self.changed.set()
 
     def note(self, finding: Finding) -> None:
-        """Tell it with the verdict; the launch goes on."""
+        """Add a finding to the verdict; the launch goes on."""
         self._faults.append(finding)
 
     def faults(self) -> list[Finding]:
@@ -118,7 +117,7 @@ class Server:
     # --- conversations ----------------------------------------------------------------------------
 
     async def answer(self, conn: Conn) -> None:
-        """Somebody has connected. Raises WireError when they are gone, or no preflight."""
+        """Answer a connection. Raises WireError if the other side is gone or no preflight."""
         began = time.time()
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
@@ -128,8 +127,8 @@ class Server:
             await self._converse(conn, first, began)
 
     async def _converse(self, conn: Conn, first: Message, began: float) -> None:
-        """Hear a client out, from its hello on, which it sent after `began` (seconds of this clock).
-        Raises WireError when it is gone."""
+        """Converse with a client, from its hello on, until it is gone; then raise WireError. `began`: a time of this
+        host's clock before the hello was sent, in seconds."""
         member = None
         try:
             member = self._admit(conn, first, began)
@@ -145,8 +144,8 @@ class Server:
                 self._lose(member, messages.left(self.settings, member.host, member.doing))
 
     def _admit(self, conn: Conn, first: Message, began: float) -> Member | None:
-        """The client as one who takes part; None where it does not. Raises ValueError or TypeError for
-        nonsense, WireError for one who comes too late."""
+        """Admit the client as a member, or return None if it may not take part. Raises ValueError or TypeError for an
+        invalid message, and WireError for a client that comes too late."""
         hello = parsed(Hello, first)
         host = NamedHost(hello.host, self.settings.addresses.get(hello.host) or conn.address)
         if hello.job != self.settings.job:
@@ -179,7 +178,7 @@ class Server:
         return member
 
     def _take(self, conn: Conn, member: Member | None, message: Message) -> None:
-        """Note what a client says. Raises ValueError or TypeError for nonsense."""
+        """Note a client's message. Raises ValueError or TypeError if it is invalid."""
         if message["kind"] == "ack":
             self.unheard.discard(conn)
             self.changed.set()
@@ -200,7 +199,7 @@ class Server:
         self.say(f"preflight: {plain(finding.cause, _LINE)}")
 
     def _wrong(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
-        """What keeps a client of this job from taking part."""
+        """The finding that keeps a client of this job from taking part, or None."""
         settings, here = self.settings, messages.here(self.settings)
         if hello.preflight != VERSION:
             return messages.another_bundle(settings, host)
@@ -219,7 +218,7 @@ class Server:
     def _same_rank(
         self, one: NamedHost, came_from: str, other: NamedHost, conn: Conn, rank: int
     ) -> Finding:
-        """Two names tell them apart; of one name only where each came from does."""
+        """RANK001. If both hosts have the same name, name each with the address it came from."""
         if one.name == other.name:
             one, other = NamedHost(one.name, came_from), NamedHost(other.name, conn.address)
         return messages.same_rank(self.settings, rank, one, other)
@@ -250,7 +249,7 @@ class Server:
         return next(listed, next(came, ""))
 
     def _turn_away(self, conn: Conn, *faults: Finding) -> None:
-        """This client cannot take part; where all are needed, nobody does."""
+        """Exclude this client. If the job needs every host, the launch fails."""
         if self.elastic:
             self._without(*faults)
             self._refuse(conn, *faults)
@@ -266,7 +265,7 @@ class Server:
         self.changed.set()
 
     def _lose(self, member: Member, fault: Finding) -> None:
-        """It takes no part any more, and may be told so by nobody."""
+        """Drop a member that left or fell silent, without a message to it."""
         if self.phase == OVER or self.members.get(member.hello.rank) is not member:
             return
         del self.members[member.hello.rank]
@@ -285,12 +284,12 @@ class Server:
     # --- heartbeats -------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Keep telling all that the head is there, and find out who no longer is."""
+        """Show all clients every second that the head is alive, and drop clients that fell silent."""
         last = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_S)
             now = time.monotonic()
-            if now - last > BEAT_S + 0.5:  # this process stood still: that is nobody's silence
+            if now - last > BEAT_S + 0.5:  # this process stood still; the clients were not silent
                 for member in self.members.values():
                     member.heard = now
             last = now
@@ -364,5 +363,5 @@ class Server:
 
 
 def _ahead_s(clock: float, began: float) -> float:
-    """How far a clock is ahead that was read between `began` and now, at least."""
+    """Seconds by which `clock` is at least ahead of this host's, if it was read between `began` and now."""
     return clock - min(max(clock, began), time.time())

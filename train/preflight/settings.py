@@ -1,4 +1,4 @@
-"""What a supervisor tells the check of its host about the launch. Plain values."""
+"""The launch as a supervisor describes it to the preflight of its host. Plain values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from train.base.scheduler import Scheduled
 class Settings:
     """One host's view of the launch, before it knows more than its command line.
 
-    `head`: name or address by which the head is reached; "" for a job on one machine, which meets
-    nobody. `addresses`: of all hosts by name, by node rank, as the spec has them, where it lists them
-    (else only the count is known); "" where only the name is known, as of a scheduler's nodes.
-    `least`: how many hosts are enough to begin (an elastic job),
-    equal to `nodes` otherwise. `timeout_s`: how long a host that has not arrived is waited for.
-    `scheduler`: which start of which scheduler's job this is (see train.base.scheduler), "" for none;
-    `script`: what people type to start the job; `saves`: patterns of the saves from which a user's script
-    goes on (train.resume); `only`: nothing will be started after the check.
+    `head`: name or address that reaches the head; "" for a job on one machine, which meets no other host.
+    `addresses`: the spec's address of each host, by name, in the order of the node ranks. It is empty if the spec lists
+    no hosts; an address is "" if only the name is known, as for a scheduler's nodes.
+    `least`: the number of hosts that an elastic job needs to begin; equal to `nodes` otherwise.
+    `timeout_s`: seconds to wait for a host that has not arrived.
+    `scheduler`: the scheduler's job and its start (see train.base.scheduler), or "".
+    `script`: the command that starts the job, for messages.
+    `saves`: patterns of the saves from which a user's script goes on (train.resume).
+    `only`: this is a check alone; nothing starts after it.
     """
 
     job: str
@@ -49,27 +50,28 @@ class Settings:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to meet."""
+        """True if the job has no other hosts."""
         return not self.head or self.nodes == 1
 
     @property
     def scheduled(self) -> Scheduled | None:
-        """Whose job this is, where a scheduler has started it: there nobody starts a host by hand."""
+        """The scheduler's job, or None if people start the hosts."""
         return Scheduled.parse(self.scheduler)
 
     def or_address(self, host: str, address: str = "an IPv4 address") -> str:
-        """The end of a remedy: to give `host` this address in the spec. "" where a scheduler finds the hosts, because
+        """The end of a remedy: set the address of `host` in the spec. Returns "" if a scheduler finds the hosts, because
         such a spec lists none."""
         return "" if self.scheduled else f", or set address: of {host} in the spec to {address}"
 
     @property
     def own_address(self) -> str:
-        """How the others reach this host, as the spec has it; empty when it does not say."""
+        """This host's name or address in the spec, or "" if the spec has none."""
         return self.addresses.get(self.me, "")
 
     @property
     def peer(self) -> str:
-        """Towards whom the interface is chosen: the head, or on the head another host ("" if unknown)."""
+        """The host on the route to which the interface is chosen: the head, or on the head another host ("" if none is
+        known)."""
         if not self.is_head:
             return self.head
         return next((at for name, at in self.addresses.items() if name != self.me), "")

@@ -1,7 +1,7 @@
 """Messages between hosts: a line of JSON each, over TCP connections that survive bad networks.
 
-Owns the connecting, the listening, the bounds (of a line, of the number of connections, of time) and
-the one word for whatever goes wrong. Knows no message by name, and nobody's part in the exchange.
+Owns connecting, listening, the bounds (on a line, on the number of connections, on time), and one word for each kind
+of trouble. Knows no message by name, and no host's part in the exchange.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from train.base import nic
 
 LINE = 256 * 1024  # bytes of a message
-# Small enough for any path: a network that loses large packets must not stop us from saying so.
+# Small enough for any path, so that a network that loses large packets does not keep us from reporting that.
 SEGMENT = 500
 _SLICE_S = 1.0
 _STORE_VALIDATE, _STORE_PING, _STORE_MAGIC = 0, 13, 0x3C85F7CE  # torch's TCPStoreBackend.hpp
@@ -40,7 +40,7 @@ class WireError(Exception):
 
 
 def encode(kind: str, **content: Any) -> bytes:
-    """A message as it goes over the wire; for many receivers it is made once."""
+    """A message as bytes for the wire. Encode a message to many receivers once."""
     line = json.dumps({"kind": kind, **content}, separators=(",", ":")).encode() + b"\n"
     if len(line) > LINE:
         raise ValueError(f"a message {kind!r} of {len(line)} bytes")
@@ -48,8 +48,10 @@ def encode(kind: str, **content: Any) -> bytes:
 
 
 class _Reader(asyncio.StreamReader):
-    """What came before the connection broke is read first; asyncio's own reader would drop it, and
-    with it a verdict that lies there when this process was busy and the other has hung up."""
+    """A reader that still returns the data that came before the connection broke.
+
+    asyncio's own reader drops that data. It may hold a verdict, if this process was busy and the other has hung up.
+    """
 
     broken = False
 
@@ -59,7 +61,7 @@ class _Reader(asyncio.StreamReader):
 
 
 class Conn:
-    """A connection to another host's preflight, or to whatever else turns out to be there."""
+    """A connection to another host's preflight, or to another program at its port."""
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -68,20 +70,20 @@ class Conn:
         self.address: str = peer[0] if peer else ""
 
     def send(self, kind: str, **content: Any) -> None:
-        """Queue a message; what cannot be delivered shows when the next one is awaited."""
+        """Queue a message. If it cannot be delivered, the next receive() raises."""
         self.write(encode(kind, **content))
 
     def write(self, data: bytes) -> None:
-        """Queue bytes. A peer that takes nothing for a long time is hung up on: memory is bounded."""
+        """Queue bytes. Hang up on a peer that takes nothing for a long time, to bound the memory."""
         if self._writer.transport.get_write_buffer_size() > 8 * LINE:
             self.abort()
         if not self._writer.is_closing():
             self._writer.write(data)
 
     async def receive(self, timeout_s: float | None = None) -> Message:
-        """The next message. Raises WireError: silent (after `timeout_s` seconds), foreign, broken.
+        """Return the next message. Raises WireError: silent (after `timeout_s` seconds), foreign, broken.
 
-        Without `timeout_s` it is waited for without end.
+        Without `timeout_s`, waits without end.
         """
         if timeout_s is None:
             return await self._message()
@@ -104,7 +106,7 @@ class Conn:
         return message
 
     async def read(self, most: int, timeout_s: float) -> bytes:
-        """Some bytes, at most so many. Raises WireError: silent, broken."""
+        """Return some bytes, at most `most`. Raises WireError: silent, broken."""
         try:
             data = await within(self._reader.read(most), timeout_s)
         except asyncio.TimeoutError:
@@ -170,13 +172,13 @@ def _limit_segments(sock: socket.socket, segment: int) -> None:
 
 
 def bind(port: int, segment: int = SEGMENT) -> socket.socket:
-    """A socket at `port` (0: any) of all addresses, where nobody else listens. Raises OSError."""
+    """A listening socket at `port` (0: any) of all addresses. Raises OSError, also if another process listens there."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _limit_segments(sock, segment)
         sock.bind(("", port))
-        # With SO_REUSEADDR two may bind; that another one listens shows only here.
+        # With SO_REUSEADDR two sockets may bind. Only listen() fails if another one listens.
         sock.listen(1)
         sock.setblocking(False)
     except OSError:
@@ -189,13 +191,13 @@ class Listener:
     """Listening sockets, and a task for each connection that comes in."""
 
     def __init__(self, answer: Callable[[Conn], Awaitable[None]], most: int) -> None:
-        """`answer`: the whole conversation. `most`: connections at a time; more are hung up on."""
+        """`answer`: has the whole conversation. `most`: connections at a time; further ones are closed at once."""
         self._answer, self._most = answer, most
         self._servers: list[asyncio.Server] = []
         self._conns: dict[Conn, asyncio.Task[None]] = {}
 
     async def open(self, sock: socket.socket) -> int:
-        """Listen there too; its port."""
+        """Listen on this socket too, and return its port."""
         port: int = sock.getsockname()[1]
         backlog = max(128, self._most)
         loop = asyncio.get_running_loop()
@@ -218,13 +220,13 @@ class Listener:
         try:
             await self._answer(conn)
         except WireError:
-            pass  # whoever it was: gone, or no preflight
+            pass  # the other side is gone, or no preflight
         finally:
             conn.close()
             self._conns.pop(conn, None)
 
     async def close(self) -> None:
-        """Stop listening, at once; end the conversations that are left."""
+        """Stop listening at once, and end the conversations that are left."""
         for server in self._servers:
             server.close()
         tasks = list(self._conns.values())
@@ -247,7 +249,7 @@ async def resolve(name: str, timeout_s: float = 3.0) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Whether a numeric address is one of this host."""
+    """True if a numeric address is one of this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.bind((address, 0))
@@ -257,7 +259,7 @@ def is_own(address: str) -> bool:
 
 
 async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether torch's TCPStore listens there: a run is under way. It takes no notice of being asked."""
+    """True if torch's TCPStore listens there, so that a run is under way. The question does not disturb the store."""
     nonce = os.urandom(4)
     question = struct.pack("=BIB", _STORE_VALIDATE, _STORE_MAGIC, _STORE_PING) + nonce
     answer = b""
@@ -277,11 +279,11 @@ async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
 
 
 async def within(work: Awaitable[T], timeout_s: float) -> T:
-    """What comes of it. Raises asyncio.TimeoutError when it does not end in time: then it is cancelled.
+    """Return the result of `work`. If it does not end in time, cancel it and raise asyncio.TimeoutError.
 
-    Time in which this process itself stood still counts for one slice at most, and not against others.
-    Before Python 3.12 asyncio.wait_for forgets a cancellation that comes when the work is just done,
-    and who cancelled would wait for ever: https://github.com/python/cpython/issues/86296.
+    Time in which this process itself stood still counts as one slice at most, because the others are not to blame.
+    asyncio.wait_for is no alternative: before Python 3.12 it forgets a cancellation that comes when the work is just
+    done, and the canceller would wait for ever: https://github.com/python/cpython/issues/86296.
     """
     task, left = asyncio.ensure_future(work), timeout_s
     try:
@@ -291,16 +293,16 @@ async def within(work: Awaitable[T], timeout_s: float) -> T:
             left -= min(slice_s, time.monotonic() - began)
     finally:
         if task.cancel():
-            await asyncio.wait([task])  # what it held, the next one may want
+            await asyncio.wait([task])  # so that it releases its resources for the next task
         if not task.cancelled():
-            task.exception()  # where the caller is cancelled nobody else asks for it
+            task.exception()  # mark it as retrieved: a cancelled caller does not ask for it
     if task.cancelled():
         raise asyncio.TimeoutError
     return task.result()
 
 
 def background(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run it in a thread that nobody waits for at the end: it may hang, in DNS or on a dead disk."""
+    """Run `work` in a daemon thread, because it may hang in DNS or on a dead disk."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
