@@ -1,4 +1,4 @@
-"""Which rank the others wait for: phases, heartbeats, and the diagnosis that is made of them.
+"""Find the rank that holds the others up: phases, heartbeats, and the diagnosis from them.
 
-Standard library only, on Python 3.9 too: what asks may be a batch host's system Python.
+Standard library only, on Python 3.9 too, because the doctor may run in a batch host's system Python.
 """

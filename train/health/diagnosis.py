@@ -1,7 +1,7 @@
-"""Which rank the others wait for: from heartbeats to sentences.
+"""The diagnosis: from heartbeats to sentences that name the rank that holds the others up.
 
-Owns the judgement: which rank is gone, stopped, silent or a straggler, and who waits for it. Pure: it
-is given the heartbeats with their ages, and what this machine knows of its own processes.
+Owns the judgement: which rank is gone, stopped, silent or a straggler, and which ranks wait for it. Pure: its inputs
+are the heartbeats with their ages, and the states of the processes on this machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from train.health.heartbeats import Beat, Heard, World
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
-# A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
+# A heartbeat may be late because of a loaded machine, a long call into native code, or two reads in between.
 SILENT_S = 6.0
-# A step may take this many times its usual time, and at least so many seconds.
+# A step may take _LONGER times its usual time, and at least STANDING_S seconds.
 _LONGER = 10.0
 STANDING_S = 10.0
-# What comes before and after the steps (a download, an evaluation) may take longer.
+# The phases before and after the steps (a download, an evaluation) may take longer.
 LONG_PHASE_S = 300.0
 # Hosts start their processes, and import torch, at different speeds.
 COMING_S = 30.0
@@ -34,8 +34,8 @@ _HOST_LOST = "the host or its network is gone, or it is frozen there"
 
 @dataclass(frozen=True)
 class RankState:
-    """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
-    one that is gone), else None. `beat` is None where no heartbeat of it is known."""
+    """A rank and its condition. `beat`: its newest heartbeat, or None if none is known; `age`: seconds since then.
+    `state`: the state of its process (proc(5); "" if it is gone), or None if this machine does not see it."""
 
     rank: int
     condition: str
@@ -51,7 +51,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`sentences`: cause and remedy; `wrong`: whether anything is. `blamed`: the ranks it is about."""
+    """`sentences`: cause and remedy. `wrong`: true if something is wrong. `blamed`: the ranks at fault."""
 
     members: tuple[RankState, ...]
     sentences: tuple[str, ...]
@@ -62,9 +62,10 @@ class Diagnosis:
 def examine(
     world: World, states: Mapping[int, str], homes: Mapping[int, str] | None = None
 ) -> Diagnosis:
-    """Judge a world by its heartbeats; of one that is not complete, the ranks that have some.
+    """Judge a world by its heartbeats. If the world is not complete, judge only the ranks that have one.
 
-    `states`: of the processes of ranks on this machine. `homes`: on which host a rank without a heartbeat should be.
+    `states`: process states of the ranks on this machine. `homes`: the host on which each rank should be, for ranks
+    without a heartbeat.
     """
     heard, homes = world.heard, homes or {}
     if not heard:
@@ -121,7 +122,7 @@ def _stands(beat: Beat) -> bool:
 
 
 def _waiting_at_once(member: RankState) -> RankState:
-    """For a rank that is lost or stands the others wait from the first second on."""
+    """The member, as waiting if it waits at all: the others wait for a lost or standing rank from the first second on."""
     beat = member.beat
     waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
     return replace(member, condition=WAITS) if waits else member
@@ -155,7 +156,7 @@ def _lost(
 def _silent_hosts(
     culprits: Sequence[RankState], members: Sequence[RankState]
 ) -> list[list[RankState]]:
-    """The hosts elsewhere all of whose ranks, several, are silent: they have one cause."""
+    """The ranks of each other host that has several ranks, all of them silent, because they have one cause."""
     blamed = set(_numbers(culprits))
     of_host: dict[str, list[RankState]] = {}
     for member in members:
@@ -201,7 +202,7 @@ def _how(member: RankState, beat: Beat) -> str:
 def _none_lost(
     members: Sequence[RankState], standing: Sequence[RankState], cause: str
 ) -> tuple[list[str], bool, Sequence[RankState]]:
-    """The sentences, whether anything is wrong, and which ranks are to blame. `cause`: of a wait of all."""
+    """Return the sentences, true if something is wrong, and the ranks at fault. `cause`: what to say if all wait."""
     unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
         return (
@@ -243,7 +244,7 @@ def _standing_at(member: RankState) -> str:
 
 
 def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
-    """A sentence on each of the first few, and the numbers of the others."""
+    """A sentence for each of the first four, and the numbers of the others."""
     sentences = [say(member) for member in members[:_NAMED]]
     if len(members) > _NAMED:
         sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
@@ -251,7 +252,7 @@ def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list
 
 
 def _who_waits(waiting: Sequence[RankState], timed_out: bool = False) -> list[str]:
-    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do; or nothing."""
+    """`ranks 0-2 wait in step 121, backward`, for each place where ranks wait, in one sentence; [] if none waits."""
     places: dict[str, list[int]] = {}
     for member in waiting:
         beat = _beat(member)

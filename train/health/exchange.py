@@ -1,10 +1,10 @@
 """The heartbeats of all hosts, through the store in which the processes met.
 
-Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
+Owns a connection of its own and the thread that uses it, so that a store that does not answer blocks no other thread.
 
-Every rank puts its heartbeat there, and one process of each host reads all of them. If that would be
-too much for one store, the other hosts read rank 0's only. The traffic then grows with the ranks, not with ranks times
-hosts.
+Every rank puts its heartbeat into the store, and one process of each host reads all of them. If that would be too
+much for one store, only rank 0 reads all of them, and the other hosts read rank 0's. The traffic then grows with the
+ranks, not with ranks times hosts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from train.health.heartbeats import Beat, Heard, Received
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# How often a host asks for the others' heartbeats, and how much that may move at the store, all together.
+# How often a host reads the others' heartbeats, and how many bytes a second all hosts may move at the store.
 _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
-# While somebody waits for news.
+# The period of the reads while fresh() waits.
 _HURRY_S = 1.0
-# How soon the thread sees that somebody does.
+# How soon the thread sees that fresh() waits.
 _TICK_S = 0.3
 
 
 class Exchange:
-    """The heartbeats of all hosts, as one process of this host has them from the store; see the module.
+    """The heartbeats of all hosts, as one process of this host reads them from the store; see the module.
 
-    `reads_all`: whether this process may read more than rank 0's.
+    `reads_all`: true if this process may read all heartbeats, not only rank 0's.
     """
 
     def __init__(self, store: Store, own: Beat) -> None:
@@ -49,7 +49,7 @@ class Exchange:
         moved = 2 * size * _BEAT_BYTES if is_large else everything
         self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
         self._latest: Beat | None = None
-        # By rank, with the time since when that is its newest heartbeat, by the clock of this process.
+        # By rank: its newest heartbeat, and when that came, by the clock of this process.
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
@@ -60,7 +60,7 @@ class Exchange:
         threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
 
     def send(self, beat: Beat) -> None:
-        """Have this heartbeat put into the store; never waits."""
+        """Have the thread put this heartbeat into the store. Never waits."""
         with self._wake:
             self._latest = beat
             self._wake.notify_all()
@@ -80,7 +80,7 @@ class Exchange:
 
     @property
     def misses_rank_0(self) -> bool:
-        """True if this process, the first of its host, has heard nothing new of rank 0 for too long."""
+        """True if this process is the first of its host, and has heard nothing new of rank 0 for too long."""
         with self._wake:
             held = self._beats.get(0)
         if held is None or self._own.local_rank != 0:
@@ -88,7 +88,7 @@ class Exchange:
         return time.monotonic() - held[1] > 4 * self._own.every + 3 * self.every + 6.0
 
     def fresh(self, timeout_s: float) -> None:
-        """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
+        """Read once a second for `timeout_s`. A rank whose heartbeat does not change meanwhile is silent."""
         with self._wake:
             self._hurry = True
             self._wake.wait_for(lambda: self._closed, timeout_s)
@@ -116,7 +116,7 @@ class Exchange:
                     read = time.monotonic()
                     self._read()
         except RuntimeError:
-            return  # the store is gone; how long it has been silent is known
+            return  # the store is gone; received() knows how long it has been silent
 
     def _put(self, beat: Beat) -> None:
         self._store.set(self._key(beat.rank), json.dumps(asdict(beat)))
@@ -124,7 +124,7 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _read(self) -> None:
-        # A store that is asked for what nobody has put there yet waits.
+        # A read of a key that no rank has set yet would wait, so check first.
         ranks = range(self._own.world_size if self.reads_all else 1)
         known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
         texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
@@ -135,9 +135,9 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _take(self, rank: int, beat: Beat) -> None:
-        """A heartbeat's age counts from when it first came here, so that no two clocks are compared.
+        """Keep a rank's heartbeat. Its age counts from its arrival here, so that no two clocks are compared.
 
-        For the first one of a rank that is not known: its age is by the sender's clock.
+        The arrival of a rank's first heartbeat is not known. Its age goes by the sender's clock, up to an hour.
         """
         with self._wake:
             held, now = self._beats.get(rank), time.monotonic()

@@ -1,8 +1,8 @@
-"""The heartbeats of a run: what each rank last said of itself, and the files that hold it.
+"""The heartbeats of a run: the last report of each rank about itself, and the files that hold it.
 
 Owns `<checkpoint dir>/heartbeats/`. Each rank writes its `rank-00003.json` there, and rank 0 writes `received.json`,
-the heartbeats of all ranks that it has received. The process that says for its host why the others wait leaves the
-empty `explained-HOST-WORLD`. Knows nothing of how a heartbeat comes about, and judges nothing.
+the heartbeats of all ranks that it has received. The process that explains for its host why the others wait leaves the
+empty `explained-HOST-WORLD`. Makes no heartbeat, and judges none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ _OURS = re.compile(r"rank-(\d{5,6})\.json|received\.json|explained-.*|\.(rank-|r
 class Beat:
     """One rank, as it was at its last heartbeat.
 
-    `world`: names the processes that have met ("" before); `machine`: the boot, processes and
-    network it sees; `started`: what tells its pid from a reused one; `born`, `time`: wall clock of
-    its start and of this heartbeat, in seconds; `monotonic`: the machine's own clock; `every`: seconds
-    between heartbeats. `step`: complete steps, -1 where that is not known; `in_step`, `in_phase`: seconds
-    since that and the phase changed; `usual`: seconds a step takes otherwise, 0.0 if unknown.
-    `misses_rank_0`: its host has not heard of that for too long. `ended`: why this process is about to end, "" while it goes on; `waited`: it ended because it lost
-    another, or timed out waiting for it.
+    `world`: the name of the processes that have met, or "" before they have.
+    `machine`: an id of the boot, the processes and the network that the rank sees.
+    `started`: the start time of the process, which tells its pid from a reused one.
+    `born`, `time`: wall clock of the start and of this heartbeat, in seconds. `monotonic`: the machine's own clock.
+    `every`: seconds between heartbeats.
+    `step`: complete steps, or -1 if unknown.
+    `waits`: the rank waits for other processes. `busy`: the share of a processor that it uses, or -1.0 if unknown.
+    `in_step`, `in_phase`: seconds since the step and the phase changed.
+    `usual`: seconds that a step usually takes, or 0.0 if unknown.
+    `misses_rank_0`: the rank's host has heard nothing new of rank 0 for too long.
+    `ended`: why the process is about to end, or "" while it goes on.
+    `waited`: the process ended because it lost another, or timed out waiting for it.
     """
 
     rank: int
@@ -92,9 +97,11 @@ class Received:
 
 @dataclass(frozen=True)
 class World:
-    """The newest heartbeat of every rank of the newest world, ordered by rank. `complete`: true unless
-    other ranks may have one elsewhere. `cut_off`: nothing has been received lately, so that the silence of ranks elsewhere says nothing.
-    `delay`: seconds by which heartbeats may be late."""
+    """The newest heartbeat of every rank of the newest world, ordered by rank.
+
+    `complete`: true unless other ranks may have a heartbeat elsewhere. `cut_off`: nothing has been received lately, so
+    that the silence of ranks elsewhere says nothing. `delay`: seconds by which heartbeats may be late.
+    """
 
     heard: list[Heard]
     complete: bool = True
@@ -106,10 +113,10 @@ class World:
 
 
 def pace(directory: Path, every: float) -> float:
-    """Seconds between writes to `directory`, where one may look every `every` seconds.
+    """Seconds between accesses to `directory`: `every`, or at least 30 s in a bucket that is mounted as a directory.
 
-    A bucket that is mounted as a directory is charged by the write, and writes one after the other:
-    a checkpoint would wait in line behind the heartbeats.
+    A bucket charges for each write, and writes one file after the other, so that a checkpoint would wait behind the
+    heartbeats.
     """
     with contextlib.suppress(OSError):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -121,7 +128,7 @@ def pace(directory: Path, every: float) -> float:
 
 
 def rank_file(directory: Path, rank: int) -> Path:
-    """Where a rank keeps its heartbeat, below the checkpoint directory."""
+    """The file of a rank's heartbeat, below the checkpoint directory."""
     return directory / NAME / f"rank-{rank:05d}.json"
 
 
@@ -131,17 +138,17 @@ def write_beat(directory: Path, beat: Beat) -> None:
 
 
 def write_received(directory: Path, received: Received) -> None:
-    """Replace the file of what rank 0 has received. Raises OSError."""
+    """Replace the file of the heartbeats that rank 0 has received. Raises OSError."""
     _write(directory / NAME / _RECEIVED, received)
 
 
 def _write(path: Path, value: Beat | Received) -> None:
-    # Without fsync: after a crash of the whole machine nobody asks how the rank stood before it.
+    # Without fsync, because after a crash of the whole machine the heartbeats before it do not matter.
     replace_file(path, json.dumps(asdict(value)).encode(), sync=False)
 
 
 def is_first(directory: Path, host: str, world: str) -> bool:
-    """Whether no process of this host has asked this before about this world. Raises OSError."""
+    """True for the first process of this host that asks about this world. Raises OSError."""
     try:
         name = f"explained-{_in_a_name(host)}-{_in_a_name(world)}"
         (directory / NAME / name).touch(exist_ok=False)
@@ -166,9 +173,9 @@ def read_received(directory: Path) -> Received | None:
 
 
 def clear(directory: Path, but_below: int = 0) -> None:
-    """Remove everything of ours, but the heartbeats of ranks below this one.
+    """Remove the heartbeat files, except those of the ranks below `but_below`.
 
-    Nothing behind a symbolic link: what lies there may be anybody's.
+    Remove nothing behind a symbolic link, because it may lead to another user's files.
     """
     if (directory / NAME).is_symlink():
         return
@@ -180,7 +187,7 @@ def clear(directory: Path, but_below: int = 0) -> None:
 
 
 def files(directory: Path) -> list[Path]:
-    """All files of ours here, and drafts of them."""
+    """All heartbeat files here, and their drafts."""
     try:
         names = sorted(os.listdir(directory / NAME))
     except OSError:
@@ -192,10 +199,10 @@ def files(directory: Path) -> list[Path]:
 
 
 def newest_world(found: Iterable[Heard]) -> list[Heard]:
-    """Of each rank the newest heartbeat, of the processes that were started last.
+    """The newest heartbeat of each rank of the processes that were started last, ordered by rank.
 
-    What an earlier world has left belongs to no process. A process that has not met the others yet,
-    or has not said so, belongs to them when it is of their age.
+    The heartbeats of an earlier world are left out, because their processes are gone. A process that has not met the
+    others yet, or has not said so, belongs to them if it was started at the same time, give or take 30 s.
     """
     heard = list(found)
     if not heard:
@@ -204,19 +211,19 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     members = [each for each in heard if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
     members += [each for each in heard if not each.beat.world and each.beat.born >= oldest]
-    # Of a rank the process that has met the others, its later heartbeat, and where that is known twice,
-    # the longer silence: who received it first knows better how old it is.
+    # Of a rank's heartbeats, take one of the process that has met the others, and of these the latest. If two
+    # receivers have it, take the greater age, because the first receiver knows better how old it is.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
     newest = {each.beat.rank: each for each in members}
     return [newest[rank] for rank in sorted(newest)]
 
 
 def gather(directory: Path, received: Received | None = None) -> World:
-    """Find the newest world, as far as it is known here.
+    """Return the newest world, as far as it is known here.
 
-    `received`: by this process, instead of what rank 0 has left on file. The heartbeats of this machine in it tell how
-    old it is. If it is out of date, a shared directory still has the ranks' own files, whose age goes by the clocks of
-    two machines.
+    `received`: the heartbeats that this process has received, in place of rank 0's file. The heartbeats of this machine
+    in it tell how old it is. If it is out of date, a shared directory still has the ranks' own files, whose age goes by
+    the clocks of two machines.
     """
     here, now, wall = machine(), time.monotonic(), time.time()
     beats, received = read_beats(directory), received or read_received(directory)
@@ -235,6 +242,6 @@ def gather(directory: Path, received: Received | None = None) -> World:
             delay = 2 * received.every + (0.0 if cut_off else stale_s)
             return World(newest_world([*own, *others]), cut_off=cut_off, delay=delay)
     heard = newest_world([*own, *away])
-    # Processes that have met, without rank 0: this directory is another host's own.
+    # The processes have met, but rank 0 has no file: this directory belongs to one of the other hosts alone.
     is_partial = bool(name) and bool(heard) and heard[0].beat.rank > 0
     return World(heard, complete=not is_partial)

@@ -1,7 +1,7 @@
-"""What the network says now: this host's own interface, and whether the others answer.
+"""Tests of the network as it is now: this host's own interface, and connections to the other hosts.
 
-Owns a few short tests, all at once and bounded in time. Sends nothing but connection attempts. Knows
-nothing of ranks: it is given names and addresses.
+Owns a few short tests, which run in parallel and are bounded in time. Sends only connection attempts. Knows nothing of
+ranks: its inputs are names and addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from train.base import nic
 TRY_S = 2.0
 MOST_HOSTS = 16
 _SSH = 22
-# (Is it well, what to say).
+# (True if all is well, a sentence).
 Answer = tuple[bool, str]
 _Said = TypeVar("_Said")
 
@@ -29,8 +29,8 @@ def look(
 ) -> list[Answer]:
     """The state of the own interface, of each host, and of the run's store.
 
-    `hosts`: addresses by name, of which the first 16 are asked; `head`: `HOST:PORT` of the store;
-    `interface`, `address`: by which this host takes part. Takes about two seconds at most.
+    `hosts`: addresses by name; only the first 16 are asked. `head`: `HOST:PORT` of the store. `interface`, `address`:
+    the interface and address by which this host takes part. Takes about two seconds, or three if a name server hangs.
     """
     store, _, number = head.rpartition(":")
     port = int(number) if number.isdecimal() and 0 < int(number) < 65536 else 0
@@ -59,7 +59,7 @@ def _own(interface: str, address: str) -> Answer:
 
 
 def _host(name: str, address: str, port: int) -> Answer:
-    """Whether the host answers at all, by taking or refusing a connection."""
+    """Test if the host answers at all, by taking or refusing a connection."""
     said = _at_once([partial(_connect, address, at) for at in (_SSH, port) if at])
     who = f"{name} ({address})"
     if "taken" in said or "refused" in said:
@@ -84,7 +84,7 @@ def _store(host: str, port: int) -> Answer:
 
 
 def _connect(address: str, port: int) -> str:
-    """`taken`, `refused`, `silent`, or what stands in the way."""
+    """Return `taken`, `refused`, `silent`, or the text of another error."""
     try:
         socket.create_connection((address, port), timeout=TRY_S).close()
     except ConnectionRefusedError:
@@ -92,13 +92,13 @@ def _connect(address: str, port: int) -> str:
     except TimeoutError:
         return "silent"
     except OSError as error:
-        # A host on the same network that is off is found missing by its neighbours' ARP.
+        # If a host on the same network is off, ARP finds no answer, and the error is EHOSTUNREACH.
         return "silent" if error.errno == errno.EHOSTUNREACH else error.strerror or str(error)
     return "taken"
 
 
 def _at_once(tests: Sequence[Callable[[], _Said]]) -> list[_Said]:
-    """What each says, in their order; one that is not done in time (a name server) says nothing."""
+    """The answers of the tests, in their order. A test that is not done in time (a name server) has no answer."""
     answers: dict[int, _Said] = {}
 
     def run(number: int) -> None:
@@ -114,7 +114,7 @@ def _at_once(tests: Sequence[Callable[[], _Said]]) -> list[_Said]:
 
 
 def own_place(env: Mapping[str, str]) -> tuple[str, str, str]:
-    """(interface, address, store) by which a process of this environment takes part, "" if unknown."""
+    """The (interface, address, store) by which a process with this environment takes part; each is "" if unknown."""
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     head = f"{host}:{port}" if host and port else ""
     name = env.get("GLOO_SOCKET_IFNAME", "")

@@ -1,6 +1,6 @@
-"""What this process does at present: set by the thread that trains, read by the one that sends heartbeats.
+"""The present phase of this process. The thread that trains sets it; the thread that sends heartbeats reads it.
 
-Owns the names of the phases. To set one costs a step some nanoseconds: no lock, no file, no clock.
+Owns the names of the phases. Setting one costs some nanoseconds: it takes no lock, no file, no clock.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 FORWARD, BACKWARD, DATA, UPDATE = "forward", "backward", "data", "optimizer step"
 EXCHANGE = "the exchange at the end of the step"
-SCRIPT = "the script"  # in a step of a user's own loop: of what it does, only its backward passes are known
+SCRIPT = "the script"  # in a step of a user's own loop, of which only the backward passes are known
 BUFFERS, SNAPSHOT = "exchange of buffers", "snapshot"
 TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSHOT, SCRIPT})
 EVALUATION, RECORDS = "evaluation", "records"
 
 
 class Phase:
-    """`name`: one of the above, or of what comes before and after the steps; "" before the first.
-    `waits`: in how many waits for other processes it is, one inside of the other."""
+    """`name`: one of the phases above, or a phase before or after the steps; "" before the first phase. `waits`: the
+    number of nested waits for other processes."""
 
     __slots__ = ("name", "waits")
 
@@ -32,7 +32,7 @@ NOW = Phase()
 
 @contextmanager
 def doing(name: str) -> Iterator[None]:
-    """In here the phase is this; after a good end what it was before. After an error it stays."""
+    """Set the phase within the block, and restore the one before after it. After an error the phase stays."""
     before, NOW.name = NOW.name, name
     yield
     NOW.name = before
@@ -49,4 +49,4 @@ class _Waiting:
 
 
 WAITING = _Waiting()
-"""`with WAITING:` it waits for other processes."""
+"""Within `with WAITING:` this process waits for other processes."""

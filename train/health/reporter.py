@@ -1,8 +1,8 @@
 """The heartbeats of a training process: once a second, where its main thread stands.
 
-Owns the thread that looks and writes, and the last lines of a process that timed out waiting for the
-others. Nothing here may break or hold up a training: a disk that is full costs heartbeats, a store
-that does not answer blocks a thread of its own. Knows nothing of models or checkpoints.
+Owns the thread that looks and writes, and the last lines of a process that timed out waiting for the others. Nothing
+here may break or hold up a training: a full disk costs only heartbeats, and a store that does not answer blocks only a
+thread of its own. Knows nothing of models or checkpoints.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 EVERY_S = 1.0
-# So many heartbeats a second of all ranks together go to the store, and so many files are renamed in a
-# directory that may be everybody's.
+# All ranks together put at most so many heartbeats a second into the store, and rename at most so many files a second
+# in a directory that all may share.
 _BEATS_A_SECOND = 1000
 _FILES_A_SECOND = 64
 # How long a file server may keep an ending process.
 _LAST_WRITE_S = 2.0
 # How long the last lines wait for news of the others.
 NEWS_S = 3.0
-# A thread that beats once a second and did nothing for so long was frozen with its process, or its host asleep.
+# If the thread, which beats once a second, did nothing for so long, its process was frozen or its host asleep.
 _STOOD_S = 10.0
-# For so long after it the others' silence is most likely of that time.
+# For so long after a standstill, the silence of the others most likely comes from it.
 _STOOD_LATELY_S = 60.0
-# Where torch ends the process itself (NCCL's watchdog), the last lines come this much before.
+# If torch ends the process itself (NCCL's watchdog), the last lines come at this part of the timeout.
 _BEFORE = 0.9
 
 
 class Steps(Protocol):
-    """What knows how many steps are complete."""
+    """An object that knows how many steps are complete."""
 
     step: int
 
 
 class Reporter:
-    """Beats from `start` to `stop`, which removes every trace of it, or to the process' end."""
+    """Sends heartbeats from `start` to the process' end, or to `stop`, which removes its files."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Reporter:
         every: float = EVERY_S,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`env`: torchrun's variables. `host`: what the others call this one, if not its own name.
-        `may_write`: whether the directory is this job's still."""
+        """`env`: torchrun's variables. `host`: the others' name for this host, if it differs from its own. `may_write`:
+        returns true while the directory is still this job's."""
         self._directory, self._may_write = directory, may_write
         self._size = int(env.get("WORLD_SIZE", "1"))
         self._every = max(every, self._size / _BEATS_A_SECOND)
         self._env = dict(env)
         self._watch = Watch()
-        # Never held while something is written: a file server that hangs holds nobody else up.
+        # Never held during a write, so that a file server that hangs holds up no other thread.
         self._change = threading.Lock()
         self._ended = threading.Event()
         self._nudged = threading.Event()  # to beat at once
@@ -99,8 +99,8 @@ class Reporter:
         self._thread.start()
 
     def meet(self, world: str, store: Store | None) -> None:
-        """The processes have met, and are called `world`. `store`: a connection of its own to
-        where they met, if there are several hosts."""
+        """Note that the processes have met, and are called `world`. `store`: a separate connection to the store in which
+        they met, if there are several hosts."""
         with self._change:
             self.beat = replace(self.beat, world=world)
         if store is not None:
@@ -110,21 +110,21 @@ class Reporter:
         self._nudged.set()
 
     def follow(self, steps: Steps) -> None:
-        """From here on the heartbeats know the step."""
+        """Put the step of `steps` into the heartbeats from now on."""
         self._steps = steps
         self._nudged.set()
 
     @property
     def step(self) -> int:
-        """How many steps are complete; -1 where that is not known yet."""
+        """The number of complete steps, or -1 if it is not known yet."""
         return self._steps.step if self._steps is not None else -1
 
     def speak_before(self, timeout_s: float, say: Callable[[str], None]) -> None:
-        """Where torch ends a process after a wait of `timeout_s`: say why shortly before."""
+        """If torch ends a process after a wait of `timeout_s`, have `say` print the reason shortly before."""
         self._timeout_s, self._say = timeout_s, say
 
     def stop(self) -> None:
-        """A good end: remove what it has left."""
+        """End well: stop the heartbeats and remove their files."""
         self._end_thread()
         if self._exchange is not None:
             self._exchange.close()
@@ -138,8 +138,9 @@ class Reporter:
             (self._directory / heartbeats.NAME).rmdir()
 
     def fail(self, error: BaseException, waited: bool) -> None:
-        """The process is about to end by this error. `waited`: it lost another, or timed out waiting for it."""
-        self._standstill.look(_now())  # the thread may not have come to it yet
+        """Publish that the process is about to end by this error. `waited`: it lost another process, or timed out waiting
+        for it."""
+        self._standstill.look(_now())  # the thread may not have looked yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         where = "" if waited else innermost_user_line(error.__traceback__)
@@ -156,13 +157,13 @@ class Reporter:
             self._thread.join(_LAST_WRITE_S)
 
     def explain(self, wait: bool = True) -> list[str]:
-        """Which rank the others wait for, for the first process of this host that asks; else nothing.
+        """Name the rank that holds the others up. Only the first process of this host that asks gets an answer; else [].
 
-        `wait`: three seconds for news of the others, and then about two for the network.
+        `wait`: take three seconds for news of the others, and then about two for the network.
         """
         if not self.beat.world or self._size == 1 or not self._may_write():
             return []
-        with contextlib.suppress(OSError):  # twice is better than not at all
+        with contextlib.suppress(OSError):  # an answer twice is better than none
             if not heartbeats.is_first(self._directory, self.beat.host, self.beat.world):
                 return []
         if stood_s := self._standstill.lately(_now()):
@@ -228,14 +229,14 @@ class Reporter:
                 said = ["every host asked answers"]
             return [*found.sentences, *(f"the network now: {says}" for says in said)]
         ends = {p.condition for p in found.members if p.rank in found.blamed}
-        # A rank that it has lost is not known here, or has said itself why it ended.
+        # If only ended ranks are blamed, say nothing: they have said themselves why they ended.
         return [] if ends <= {ENDED} else list(found.sentences)
 
 
 class Standstill:
-    """How long this process did not run, by waits of `every` seconds that took longer.
+    """Measures how long this process did not run, by waits of `every` seconds that took longer.
 
-    Nothing but such a wait tells: a thread that writes may be held up by a file server while the process runs.
+    It measures only such waits, because a file server may hold up a thread that writes while the process runs.
     """
 
     def __init__(self, every: float) -> None:
@@ -244,32 +245,32 @@ class Standstill:
         self._stood_s, self._ended_at = 0.0, 0.0
 
     def begin(self, now: float) -> None:
-        """A wait begins."""
+        """Note that a wait begins."""
         self._began = now
 
     def look(self, now: float) -> None:
-        """It runs now, whether or not the wait has ended yet."""
+        """Note that the process runs now, even if the wait has not ended yet."""
         began = self._began
         if began is not None and now - began > self._most:
             self._stood_s, self._ended_at = now - began, now
 
     def end(self, now: float) -> None:
-        """The wait is over."""
+        """Note that the wait is over."""
         self.look(now)
         self._began = None
 
     def lately(self, now: float) -> float:
-        """How long it last stood still, if that has just ended; else 0."""
+        """Seconds of the last standstill if it ended within the last minute; else 0."""
         return self._stood_s if now - self._ended_at < _STOOD_LATELY_S else 0.0
 
 
 def _now() -> float:
-    """Seconds, those of a sleep among them where the system counts them (Linux)."""
+    """Seconds of a monotonic clock, which on Linux also counts the time that the host is asleep."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class StepClock:
-    """Since when the step and the phase are what they are, and how long a step takes."""
+    """Measures how long the present step and phase last, and how long a step usually takes."""
 
     def __init__(self) -> None:
         self._step, self._phase = -1, ""
@@ -280,14 +281,14 @@ class StepClock:
         """The next heartbeat."""
         now = time.monotonic()
         if step != self._step:
-            # The first step compiles, connects and warms up: it is no measure of the others.
+            # Leave out the first step, because it compiles, connects and warms up.
             if self._warm and self._step < step:
                 each = (now - self._step_at) / (step - self._step)
                 self._usual = 0.8 * self._usual + 0.2 * each if self._usual else each
             self._warm = 0 <= self._step < step
             self._step, self._step_at = step, now
         elif position.phase == EVALUATION:
-            self._step_at = now  # it belongs to no step
+            self._step_at = now  # an evaluation belongs to no step
         if position.phase != self._phase:
             self._phase, self._phase_at = position.phase, now
         return replace(

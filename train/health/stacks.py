@@ -1,6 +1,6 @@
-"""Where the main thread of this process stands: the source lines that are worth showing.
+"""The position of this process' main thread: the source lines that are worth showing.
 
-Owns the reading of Python stacks. The phase is what the training says itself (train.health.phase).
+Owns the reading of Python stacks. The training itself sets the phase (train.health.phase).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from train.health.phase import BACKWARD, NOW
 # A thread that computes uses its processor; one that waits in gloo does not.
 _IDLE = 0.05
 
-# File, line, function, and its first line: a jump, the end of a loop say, may be of no line at all.
+# File, line, function, and its first line. The line may be None: a jump, such as the end of a loop, may have none.
 Frame = tuple[str, Optional[int], str, int]
 _FIELDS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_code.co_firstlineno")
-# There a collection while the threads are listed blocks all of them for good (python/cpython#106883).
+# In these versions, a collection while the threads are listed blocks all of them for good (python/cpython#106883).
 _NO_COLLECTION = (3, 11) <= sys.version_info < (3, 11, 9)
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _TRAIN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGES = re.compile(r".*/(site|dist)-packages/")
 _LINES = 6
 _OURS, _LIBRARY, _USER, _HOOK = "ours", "library", "user", "hook"
-# What stands around a user's own script is not worth showing.
+# Our frames around a user's own script are not worth showing.
 _WITHIN = {"workloads": _USER, "script": _HOOK}
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a thread stands. `stack`: innermost line first; `where`: the line to show of it;
-    `waits`: for other processes; `busy`: the share of a processor it has used of late."""
+    """The position of a thread. `stack`: the innermost line first. `where`: the one line to show. `waits`: the thread
+    waits for other processes. `busy`: the share of a processor that it used since the last look, -1.0 if unknown."""
 
     phase: str
     where: str
@@ -53,7 +53,7 @@ class Position:
 
 
 class Watch:
-    """Looks at the thread that has made it, the main one, again and again, from another."""
+    """Looks at the thread that made it, the main one, from another thread."""
 
     def __init__(self) -> None:
         self._ident = threading.get_ident()
@@ -61,7 +61,7 @@ class Watch:
         self._used, self._at = self._cpu_s(), time.monotonic()
 
     def look(self) -> Position:
-        """Where the main thread stands now."""
+        """The position of the main thread now."""
         used, now = self._cpu_s(), time.monotonic()
         busy = (used - self._used) / max(now - self._at, 1e-6) if self._clock else -1.0
         self._used, self._at = used, now
@@ -72,21 +72,21 @@ class Watch:
 
 
 def position(frames: Sequence[Frame], busy: float = -1.0) -> Position:
-    """Where a thread with these frames stands."""
+    """The position of a thread with these frames."""
     lines = list(_lines(frames))
     shown = [line for line in lines if line[0] in (_OURS, _USER)]
     stack = [*lines[:1], *(line for line in shown if line is not lines[0])][: _LINES + 1]
     where = next((text for _, text in shown or lines), "")
     innermost = next((kind for kind, _ in lines if kind != _LIBRARY), "")
-    # In torch's collectives, whoever has called them. In a backward pass nothing of Python's tells
-    # computing from waiting for a reduction; the processor's time does.
+    # A thread inside torch's collectives waits. In a backward pass the Python frames do not tell computing from waiting
+    # for a reduction, but the processor time does.
     waits = NOW.waits > 0 or any(path.endswith(_COLLECTIVES) for path, *_ in frames[:_LINES])
     waits = waits or (NOW.name == BACKWARD and 0.0 <= busy < _IDLE and innermost != _USER)
     return Position(NOW.name, where, tuple(text for _, text in stack), waits, round(busy, 3))
 
 
 def innermost_user_line(trace: TracebackType | None) -> str:
-    """The innermost line of a traceback that is the user's, or else ours; "" where there is none."""
+    """The innermost line of the user's code in a traceback, else of our code, else ""."""
     frames: list[Frame] = []
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -114,7 +114,7 @@ def _kind(path: str) -> str:
 
 @functools.cache
 def _short(path: str) -> str:
-    """Relative to where the training runs, or to the library's home."""
+    """The path relative to the working directory, to the directory with train/, or to the installed packages."""
     for home in (os.getcwd() + os.sep, os.path.dirname(_TRAIN.rstrip(os.sep)) + os.sep):
         if path.startswith(home):
             return path[len(home) :]
@@ -122,7 +122,7 @@ def _short(path: str) -> str:
 
 
 def _cpu_clock(ident: int) -> int:
-    """The clock of the processor time of a thread of this process; 0 where there is none (macOS)."""
+    """The clock of a thread's processor time; 0 if the system has no such clock (macOS)."""
     try:
         return time.pthread_getcpuclockid(ident)
     except (AttributeError, OSError):
@@ -132,16 +132,16 @@ def _cpu_clock(ident: int) -> int:
 def _frames(ident: int) -> list[Frame]:
     """The frames of a thread, innermost first.
 
-    In one go: no line of Python runs in here, so no other thread does, and no frame ends while it is
-    read. A loop over `f_back` has crashed CPython 3.11 (in PyFrame_GetBack), and so has faulthandler,
-    which reads of threads that a library is just making (python/cpython: new_threadstate).
+    Reads all frames in one call into C: no line of Python runs meanwhile, so that no other thread runs and no frame ends
+    while it is read. A loop over `f_back` has crashed CPython 3.11 (in PyFrame_GetBack). faulthandler has crashed too,
+    because it reads threads that a library is just making (python/cpython: new_threadstate).
     """
     frames: list[Frame] = []
     innermost = map(itemgetter(ident), starmap(sys._current_frames, [()]))
     collects = _NO_COLLECTION and gc.isenabled()
     if collects:
         gc.disable()
-    # The last one's f_back is None, which has none; and a thread may have ended, or run no Python.
+    # AttributeError ends the chain: the last f_back is None. The thread may also have ended, or run no Python.
     with contextlib.suppress(AttributeError, KeyError, ValueError):
         frames.extend(map(_FIELDS, accumulate(chain(innermost, repeat("f_back")), getattr)))
     if collects:

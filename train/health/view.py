@@ -1,7 +1,7 @@
 """A checkpoint directory's heartbeats, as they look from this host now.
 
-Owns the joining of what is on file, what this process has received itself, and what the system says of
-the processes of this machine; and what the last preflight left on file of the hosts. Judges nothing itself.
+Owns joining three sources: the heartbeats on file, those that this process has received, and the system's states of
+this machine's processes. Also reads the hosts from the file of the last preflight. Judges nothing itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from train.health.heartbeats import Received
 def diagnose(directory: Path, received: Received | None = None) -> Diagnosis:
     """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
 
-    `received`: by this process, instead of what rank 0 has left on file.
+    `received`: the heartbeats that this process has received, in place of rank 0's file.
     """
     world = heartbeats.gather(directory, received)
     here = processes.machine()
@@ -33,7 +33,7 @@ def diagnose(directory: Path, received: Received | None = None) -> Diagnosis:
 
 
 def addresses(found: Diagnosis, own: str, check: Preflight | None = None) -> dict[str, str]:
-    """The addresses of the other hosts by name, those of the blamed first."""
+    """The addresses of the other hosts by name, the hosts of the blamed ranks first."""
     beats = [p.beat for p in found.members if p.beat is not None]
     blamed = set(found.blamed)
     beats.sort(key=lambda beat: beat.rank not in blamed)
@@ -56,7 +56,7 @@ _Ok = Optional[bool]
 
 @dataclass(frozen=True)
 class CheckedHost:
-    """A host that took part in the check, and how many processes it runs."""
+    """A host that took part in the preflight. `procs`: the number of its processes."""
 
     host: str
     address: str
@@ -66,7 +66,7 @@ class CheckedHost:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that the check found."""
+    """A fault that the preflight found."""
 
     code: str
     host: str
@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The check before the last launch, as far as preflight.json tells it. `ok`: None if there is no such file."""
+    """The preflight of the last launch, as read from preflight.json. `ok`: None if there is no such file."""
 
     ok: _Ok = None
     findings: tuple[Finding, ...] = ()
@@ -90,7 +90,7 @@ class Preflight:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By host."""
+        """The address of each host, by name."""
         return {each.host: each.address for each in self.hosts}
 
 

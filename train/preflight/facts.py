@@ -102,7 +102,7 @@ def code(bundle: Path, listing: Mapping[str, Any]) -> str:
 
 
 def _digest(path: Path) -> str:
-    """The digest of one file, or why there is none."""
+    """The digest of one file; "missing" or "unreadable: ERRNO" without one."""
     if not path.is_file():  # opening a pipe would block
         return "missing"
     try:

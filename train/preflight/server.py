@@ -95,7 +95,7 @@ class Server:
         return [self.members[rank] for rank in sorted(self.members)]
 
     def fail(self, *faults: Finding) -> None:
-        """Note faults because of which the launch will not go on."""
+        """Note faults that end the launch."""
         self._faults += faults
         self.failed_at = self.failed_at or time.monotonic()
         self.changed.set()
