@@ -202,7 +202,7 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     """The newest heartbeat of each rank of the processes that were started last, ordered by rank.
 
     The heartbeats of an earlier world are left out, because their processes are gone. A process that has not met the
-    others yet, or has not said so, belongs to them if it was started at the same time, give or take 30 s.
+    others yet, or has not said so, belongs to them unless it started more than 30 s before the oldest of them.
     """
     heard = list(found)
     if not heard:
@@ -211,8 +211,8 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     members = [each for each in heard if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
     members += [each for each in heard if not each.beat.world and each.beat.born >= oldest]
-    # Of a rank's heartbeats, take one of the process that has met the others, and of these the latest. If two
-    # receivers have it, take the greater age, because the first receiver knows better how old it is.
+    # Prefer the process of a rank that has met the others, then its latest heartbeat. If two receivers have that, take
+    # the greater age, because the first receiver knows better how old it is.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
     newest = {each.beat.rank: each for each in members}
     return [newest[rank] for rank in sorted(newest)]

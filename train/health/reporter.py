@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 EVERY_S = 1.0
-# All ranks together put at most so many heartbeats a second into the store, and rename at most so many files a second
-# in a directory that all may share.
+# The limits for all ranks together: heartbeats into the store, and renamed files in a directory that they may share.
 _BEATS_A_SECOND = 1000
 _FILES_A_SECOND = 64
 # How long a file server may keep an ending process.

@@ -26,7 +26,7 @@ from train.health.phase import BACKWARD, NOW
 # A thread that computes uses its processor; one that waits in gloo does not.
 _IDLE = 0.05
 
-# File, line, function, and its first line. The line may be None: a jump, such as the end of a loop, may have none.
+# File, line, function, and its first line. The line is None for a jump without a line, such as the end of a loop.
 Frame = tuple[str, Optional[int], str, int]
 _FIELDS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_code.co_firstlineno")
 # In these versions, a collection while the threads are listed blocks all of them for good (python/cpython#106883).

@@ -1,1 +1,1 @@
-"""A run in its checkpoint directory: settings, the lock and its fence, manifest, metrics, status, stop. Imports no torch."""
+"""A run in its checkpoint directory: settings, lock and fence, manifest, metrics, status, stop. Imports no torch."""

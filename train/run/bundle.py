@@ -1,4 +1,4 @@
-"""The bundle that runs, as one archive: kept beside the checkpoints, so that the run can be done again.
+"""The run's bundle as one archive, kept next to the checkpoints so that the run can be repeated.
 
 Owns the archive's form and its name, `bundles/<12 hex of bundle.json's sha256>.tar.gz`. Needs no torch.
 """
@@ -19,9 +19,9 @@ from typing import Any
 from train.base.errors import TrainError
 from train.base.files import open_file, replace_file
 
-# A small archive may unpack to any size, and its files are held in memory.
+# The limit for an unpacked archive: a small archive may unpack to any size, and its files are held in memory.
 _MOST_BYTES = 1 << 30
-_LARGEST = _MOST_BYTES - (64 << 20)  # the archive has headers, too
+_LARGEST = _MOST_BYTES - (64 << 20)  # the rest is for the archive's headers
 
 LISTING = "bundle.json"
 ARCHIVES = "bundles"
@@ -30,15 +30,15 @@ HERE = Path(__file__).parents[2]
 
 
 def archive_path(directory: Path, name: str) -> Path:
-    """Where a checkpoint directory keeps the bundle `name`."""
+    """The path at which a checkpoint directory keeps the bundle `name`."""
     return directory / ARCHIVES / f"{name}.tar.gz"
 
 
 def keep(directory: Path, bundle: Path) -> str:
-    """Have `directory` hold the bundle. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that
-    is too large to be read back.
+    """Keep the bundle in `directory`. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that is
+    too large to be read back.
 
-    Files that were edited since the render are kept as they are now, under a name of their own.
+    If files were edited since the render, the archive has them as they are now, and gets another name.
     """
     try:
         content = (bundle / LISTING).read_bytes()
@@ -61,12 +61,12 @@ def keep(directory: Path, bundle: Path) -> str:
 
 
 def _text(listing: dict[str, Any]) -> bytes:
-    """As ddpgen writes it."""
+    """bundle.json in the form in which ddpgen writes it."""
     return f"{json.dumps(listing, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
 def _read(path: Path) -> tuple[bytes, bool] | None:
-    """A file's content, and whether it may be executed; None where it was removed."""
+    """A file's content, and true if it may be executed; None if the file was removed."""
     try:
         with open_file(path) as file:
             return file.read(), bool(path.stat().st_mode & 0o100)
@@ -75,7 +75,7 @@ def _read(path: Path) -> tuple[bytes, bool] | None:
 
 
 def _packed(files: dict[str, tuple[bytes, bool]]) -> bytes:
-    """The same bytes for the same files, whoever packs them."""
+    """The archive, with the same bytes for the same files on every host."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=6, mtime=0) as zipped,
@@ -90,7 +90,7 @@ def _packed(files: dict[str, tuple[bytes, bool]]) -> bytes:
 
 
 def name_of(unpacked: Path) -> str:
-    """The name of a bundle that was unpacked; "" for what is none."""
+    """The name of an unpacked bundle; "" for a directory that is no bundle."""
     try:
         return hashlib.sha256((unpacked / LISTING).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -98,9 +98,9 @@ def name_of(unpacked: Path) -> str:
 
 
 def unpack(directory: Path, name: str, target: Path) -> None:
-    """Write the bundle `name` that `directory` keeps into `target`, which is empty or not there yet.
+    """Write the bundle `name` that `directory` keeps into `target`, which is empty or does not exist.
 
-    Raises TrainError when it is not kept, or is damaged; OSError when `target` cannot be written.
+    Raises TrainError if `directory` has no such bundle or it is damaged, and OSError if `target` cannot be written.
     """
     for path, (content, executable) in contents(directory, name).items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,9 @@ def unpack(directory: Path, name: str, target: Path) -> None:
 
 
 def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
-    """The files of the bundle `name` that `directory` keeps: content, and whether it may be executed.
+    """The files of the bundle `name` that `directory` keeps: content, and true if it may be executed.
 
-    Raises TrainError when it is not kept, or is damaged.
+    Raises TrainError if `directory` has no such bundle or it is damaged.
     """
     place = archive_path(directory, name)
     try:
@@ -140,7 +140,7 @@ def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
 
 
 def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
-    """Exactly what its own bundle.json lists, each file verified. Raises ValueError and others."""
+    """Exactly the files that the archive's bundle.json lists, each one verified. Raises ValueError and others."""
     files = {}
     with open_file(place) as packed, gzip.GzipFile(fileobj=packed) as unzipped:
         bounded: Any = _Bounded(unzipped)
@@ -168,7 +168,7 @@ class _Bounded:
         self._unzipped, self._size = unzipped, 0
 
     def read(self, size: int) -> bytes:
-        """Raises ValueError beyond that."""
+        """Read at most `size` bytes. Raises ValueError beyond the limit."""
         content = self._unzipped.read(size)
         self._size += len(content)
         _check_size(self._size)

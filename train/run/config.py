@@ -20,8 +20,11 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86
 
 @dataclass(frozen=True)
 class Period:
-    """Every so many steps, every so many seconds, as often as interruptions that come every
-    `mean_s` seconds on average make it best, or after each step of `at`; exactly one of them is set."""
+    """The period of the checkpoints. Exactly one field is set.
+
+    `steps`, `seconds`: the period. `at`: the steps after which a checkpoint is written. `mean_s`: the average seconds
+    between two interruptions, from which the best period follows.
+    """
 
     steps: int | None = None
     seconds: float | None = None
@@ -86,7 +89,7 @@ class RunConfig:
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
-    """Parse `argv`. Exits with status 2 and a message on standard error when it does not fit."""
+    """Parse `argv`. Exits with status 2 and a message on standard error if an option is wrong."""
     parser = build_parser()
     given = vars(parser.parse_args(argv))
     given["args"] = dict(given.pop("arg"))
@@ -211,7 +214,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def seconds(text: str) -> float:
-    """`90s`, `10min`, `1h30min` in seconds. Raises argparse.ArgumentTypeError."""
+    """Parse a duration such as `90s`, `10min`, `1h30min` into seconds. Raises argparse.ArgumentTypeError."""
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(m[0] for m in parts) != text:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 10min or 2h")
@@ -222,7 +225,7 @@ def seconds(text: str) -> float:
 
 
 def period(text: str) -> Period:
-    """`200 steps`, a duration, or `auto:` and one. Raises argparse.ArgumentTypeError."""
+    """Parse `200 steps`, a duration, or `auto:` and a duration. Raises argparse.ArgumentTypeError."""
     if text.startswith("auto:"):
         return Period(mean_s=seconds(text.removeprefix("auto:")))
     found = re.fullmatch(r"(\d+) steps?", text)
@@ -251,9 +254,9 @@ def _positive(text: str) -> float:
 
 
 def _fraction(text: str) -> Fraction:
-    # Exact: 1.1 epochs of 100 samples are 110, where floating point makes it a little more.
+    # Exact, because 1.1 epochs of 100 samples are 110, and floating point makes that a little more.
     try:
-        # As a float first: the fraction of 1e99999999 would take for ever.
+        # Test the float first, because the fraction of 1e99999999 would take for ever.
         value = Fraction(text if "/" in text or 0 < float(text) < float("inf") else 0)
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)

@@ -1,7 +1,7 @@
-"""The names of checkpoints, of a host's own directory and of the stop file; the others are in the module of each file.
+"""The names of checkpoints, of a host's own directory and of the stop file. Other files are named in their modules.
 
-Owns how a step becomes a directory name and back. Needs no torch, so that what runs before torch is
-imported can look too.
+Owns how a step becomes a directory name and back. Needs no torch, so that code that runs before torch is imported can
+use it too.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class _Best:
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """The directory of the checkpoint of `step`."""
     return directory / f"step-{step:09d}"
 
 
 def node_directory(directory: Path, node: str) -> Path:
-    """Where the host called `node` keeps its own lock and status."""
+    """The directory in which the host called `node` keeps its own lock and status."""
     return directory / "nodes" / node
 
 
 def stop_file(held: Path) -> Path:
-    """What to create to end who holds `held`: a checkpoint directory, or a host's part of one."""
+    """The stop file that ends the holder of `held`, which is a checkpoint directory or a host's part of one."""
     directory = held.parent.parent if held.parent.name == "nodes" else held
     return directory / "stop"
 
 
 def steps_on_disk(directory: Path) -> list[int]:
-    """Steps of the checkpoints, ascending: of the directories with their marker, whatever it says."""
+    """The steps of the checkpoints, ascending. A directory with a marker counts, whatever the marker says."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def steps_on_disk(directory: Path) -> list[int]:
 
 
 def best_step(directory: Path) -> int | None:
-    """The step that best.json names; None where there is none, or it makes no sense."""
+    """The step that best.json names; None if the file is missing or invalid."""
     try:
         return parse_best(read_file(directory / BEST))
     except OSError:
@@ -59,13 +59,13 @@ def best_step(directory: Path) -> int | None:
 
 
 def parse_best(content: bytes) -> int | None:
-    """The step that this content of best.json names; None where it makes no sense."""
+    """The step that this content of best.json names; None if it is invalid."""
     best = typed.parse(_Best, content)
     return best.step if best is not None else None
 
 
 def _is_there(path: Path) -> bool:
-    """A file that cannot be looked at is there: whoever reads it can say what is wrong with it."""
+    """True if the file exists, or cannot be looked at: then its reader reports the error."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

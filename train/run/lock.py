@@ -1,17 +1,16 @@
 """One live job per checkpoint directory, and no harm from one that should be dead.
 
-Owns the `lock` file: who holds the directory (attempt id, processes, host), how a dead holder is
-told from a live one, and the fence an old attempt runs into when a newer one has begun. Knows
-nothing of torch or of what is in the checkpoints; `claim` runs before torch is imported.
+Owns the `lock` file with the holder of the directory (attempt id, processes, host), the test if a holder is alive, and
+the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the checkpoints' content.
+`claim` runs before torch is imported.
 
-A launch claims the directory and gets an attempt id. Within it, every start of rank 0 (the first,
-and each restart by torchrun) enters a new generation. Whoever writes checks first that its attempt
-and generation are still the ones on file, writes under names of its own, and publishes by a rename
-that cannot replace a finished checkpoint: so a writer that was fenced off between check and rename
-adds at most an intact checkpoint of the same run.
+A launch claims the directory and gets an attempt id. Within the attempt, every start of rank 0 (the first, and each
+restart by torchrun) enters a new generation. A writer first checks that its attempt and generation are still the ones
+on file. It writes under names of its own, and publishes by a rename that cannot replace a finished checkpoint. So a
+writer that was fenced off between check and rename adds at most an intact checkpoint of the same run.
 
-Where a scheduler starts the job, what counts is which start of it comes later: that one takes over at
-once, and the earlier one, which may still run on a host that the scheduler has lost, ends by itself.
+If a scheduler starts the job, its later start takes over at once. The earlier start may still run on a host that the
+scheduler has lost, and ends by itself.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from train.run.layout import steps_on_disk, stop_file
 from train.run.status import read_status
 
 HEARTBEAT_S = 5.0
-# A holder on another machine cannot be looked at; it counts as dead after this long in silence.
+# The processes of a holder on another machine are not visible. It counts as dead after this long in silence.
 SILENCE_S = 60.0
-# How long a start waits for the workers of one whose launch script was killed: they write a
-# checkpoint and end, or torchrun kills them after 30 s.
+# How long a start waits for the workers of a start whose launch script was killed. They write a checkpoint and end, or
+# torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
 _REMEMBERED = 2  # generations
 _GUARD = ".lock.guard"
@@ -60,10 +59,14 @@ class HeldByLiveJobError(TrainError):
 
 @dataclass(frozen=True)
 class Holder:
-    """What the lock file says. `attempt`: who holds it; that is the launch id in the checkpoint directory
-    of a job on several hosts, of which each host has an attempt of its own. `starts`: the newest step each
-    generation of the attempt found committed; `worlds`: the hosts each one began with (see Start).
-    `scheduler`: which start of which scheduler's job it is (see train.base.scheduler), "" for none."""
+    """The content of the lock file.
+
+    `attempt`: the id of the holder. In the checkpoint directory of a job on several hosts it is the launch id, because
+    each host has an attempt of its own.
+    `starts`: the newest step that each generation of the attempt found committed.
+    `worlds`: the hosts with which each generation began (see Start).
+    `scheduler`: the scheduler's job and its start (see train.base.scheduler), or "".
+    """
 
     attempt: str
     generation: int
@@ -80,7 +83,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a generation begins: at the newest step committed anywhere, with these hosts."""
+    """The beginning of a generation: the newest step committed anywhere, and the hosts."""
 
     step: int
     world: str = ""
@@ -91,8 +94,8 @@ def claim(
 ) -> str:
     """Take `directory` for a new attempt and return the attempt's id, by default a fresh one.
 
-    Raises HeldByLiveJobError when another job is alive in it, or a later start of the scheduler's job
-    has it; OSError when it cannot be written.
+    Raises HeldByLiveJobError if another live job or a later start of the scheduler's job holds the directory, and
+    OSError if it cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     await_last_words(directory, scheduler)
@@ -107,13 +110,13 @@ def claim(
         scheduler=scheduler,
     )
     while True:
-        # Judged outside the file lock, which a holder needs to show that it lives.
+        # Judge outside the file lock, because a holder needs that lock to show that it lives.
         judged = _check_may_take(directory, scheduler)
         with locked(directory / _GUARD):
             if read_lock(directory) == judged:
                 _write_lock(directory, mine)
                 break
-    # Where the file system has no locks, two claims may both have got here: the last write won.
+    # If the file system has no locks, two claims may both have come this far: the last write won.
     on_file = read_lock(directory)
     if on_file is None or on_file.attempt != mine.attempt:
         raise HeldByLiveJobError(f"another job took {directory} at the same moment; try again")
@@ -121,13 +124,13 @@ def claim(
 
 
 def check_free(directory: Path, scheduler: str) -> None:
-    """Raise HeldByLiveJobError where claim() would, and take nothing. Raises OSError."""
+    """Raise HeldByLiveJobError if claim() would, but take nothing. Raises OSError."""
     await_last_words(directory, scheduler)
     _check_may_take(directory, scheduler)
 
 
 def check_not_replaced(directory: Path, scheduler: str) -> Holder | None:
-    """The holder. Raises HeldByLiveJobError when that is a later start of the scheduler's job."""
+    """Return the holder, or None. Raises HeldByLiveJobError if it is a later start of the scheduler's job."""
     holder = read_lock(directory)
     if holder is not None and is_replaced(holder, scheduler):
         raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
@@ -135,9 +138,9 @@ def check_not_replaced(directory: Path, scheduler: str) -> Holder | None:
 
 
 def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
-    """The holder, which may be replaced. Raises HeldByLiveJobError when it may not."""
+    """Return the holder, which may be replaced. Raises HeldByLiveJobError if it may not."""
     holder = check_not_replaced(directory, scheduler)
-    # An earlier start, or one on another host of this start: nothing to look at.
+    # An earlier start, or this start on another host, may be replaced without a look at its processes.
     if holder and not is_same_job(holder, scheduler) and _is_alive(directory, holder):
         raise HeldByLiveJobError(
             f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
@@ -148,39 +151,38 @@ def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
 def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
     """Have `launch`, which has begun on several hosts, hold `directory` on the host of rank 0.
 
-    It may hold it already, by its rank 0 of before, on this host or (a shared directory) another.
-    Raises HeldByLiveJobError, OSError.
+    An earlier rank 0 of the launch may have taken the directory already, on this host or, if the directory is shared, on
+    another. Raises HeldByLiveJobError, OSError.
     """
     holder = read_lock(directory)
     if holder is not None and holder.attempt == launch:
         return
     launcher = (launcher_pid, start_time(launcher_pid))
     if holder is not None and (holder.boot, holder.launcher) == (machine(), launcher):
-        # This very host, in an earlier world of which the hosts it has met now know nothing.
+        # This host holds it, from an earlier world that the hosts it has met now do not know.
         (directory / "lock").unlink(missing_ok=True)
     claim(directory, job, launcher_pid, launch, scheduler)
 
 
 def is_same_job(holder: Holder, scheduler: str) -> bool:
-    """Whether the holder is a start of the scheduler's job that `scheduler` is a start of."""
+    """True if the holder and `scheduler` are starts of one scheduler's job."""
     mine = Scheduled.parse(scheduler)
     return mine is not None and mine.is_same_job(Scheduled.parse(holder.scheduler))
 
 
 def is_replaced(holder: Holder | None, scheduler: str) -> bool:
-    """Whether the holder is a later start of the scheduler's job than `scheduler` is."""
+    """True if the holder is a later start of the scheduler's job than `scheduler`."""
     mine = Scheduled.parse(scheduler)
     return bool(mine and holder and mine.is_replaced_by(Scheduled.parse(holder.scheduler)))
 
 
 class Fence:
-    """The right of this generation of this attempt to write. Entered by rank 0 alone."""
+    """The right of this generation of this attempt to write. Only rank 0 has one."""
 
     def __init__(self, directory: Path, attempt: str, start: Start | None = None) -> None:
-        """Begin a new generation of `attempt`, by default where this directory stands.
+        """Begin a new generation of `attempt` at `start`, by default at this directory's newest checkpoint.
 
-        Raises FencedOffError when it is no longer the holder, and TrainError when it keeps crashing
-        where it stands.
+        Raises FencedOffError if the attempt is no longer the holder, and TrainError if it keeps crashing at this step.
         """
         self._directory = directory
         with locked(directory / _GUARD):
@@ -219,7 +221,7 @@ class Fence:
         self.check_seen()
 
     def check_seen(self) -> None:
-        """The same, by what the heartbeat has read in its last seconds: nothing here waits for a file server."""
+        """Like check(), but by the heartbeat's last read, so that the call does not wait for a file server."""
         if self._is_lost.is_set():
             raise FencedOffError(_fenced_message(self._directory, self.attempt, self._seen))
 
@@ -230,16 +232,16 @@ class Fence:
             self._is_lost.set()
 
     def close(self) -> None:
-        """Stop the heartbeat. The lock itself ends with the processes it names."""
+        """Stop the heartbeat. The lock itself ends with the processes that it names."""
         self._ended.set()
 
 
 def keep_alive(
     directory: Path, attempt: str, look: Callable[[Holder | None], None] = lambda _: None
 ) -> threading.Event:
-    """From now on show that `attempt` lives, until the event is set or the directory is another's.
+    """Renew the lock's time stamp in a thread, until the returned event is set or `attempt` has lost the directory.
 
-    `look` gets the holder every time, from the thread that does this.
+    The thread calls `look` with the holder each time.
     """
     ended = threading.Event()
 
@@ -257,7 +259,7 @@ def keep_alive(
 
 
 def _moved_here(holder: Holder) -> Holder:
-    """The same holder, whose life is from now on to be told by the processes of this host."""
+    """The same holder, with the processes of this host as its sign of life."""
     if is_here(holder):
         return holder
     launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
@@ -270,9 +272,9 @@ def _moved_here(holder: Holder) -> Holder:
 
 
 def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
-    """Give up when the generation that ended last began here too, and was a restart itself.
+    """Raise TrainError if the last generation began at this step too, and was a restart itself.
 
-    Among generations of the same hosts: that a host went or came is no crash of the others.
+    Only generations of the same hosts count, because the others have not crashed if a host came or went.
     """
     if holder.starts[-1:] == (start.step,) and holder.worlds[-2:] == (start.world,) * 2:
         noted = read_status(directory)
@@ -285,7 +287,7 @@ def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
 
 
 def read_lock(directory: Path) -> Holder | None:
-    """The holder on file, or None when there is none (or nothing readable, which holds nobody off)."""
+    """Return the holder on file, or None without a valid lock file. An invalid one keeps no job out."""
     try:
         return typed.parse(Holder, (directory / "lock").read_bytes())
     except FileNotFoundError:
@@ -293,9 +295,9 @@ def read_lock(directory: Path) -> Holder | None:
 
 
 def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None:
-    """Who holds `directory`, and whether that is alive by the judgement of claim(); takes nothing.
+    """Return the holder of `directory`, and true if it is alive by the rules of claim(). Takes nothing.
 
-    None instead of a yes or no where `timeout_s` seconds are too short to tell. Raises OSError.
+    The second value is None if `timeout_s` seconds are too short to tell. Raises OSError.
     """
     holder = read_lock(directory)
     if holder is None or is_here(holder):
@@ -304,12 +306,12 @@ def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None
 
 
 def is_here(holder: Holder) -> bool:
-    """Whether its processes are, or were, on this host: then they can be looked at."""
+    """True if the holder's processes are, or were, on this host, where they are visible."""
     return holder.boot == machine()
 
 
 def is_ending(holder: Holder) -> bool:
-    """Whether only its workers are left, which end by themselves: claim() waits for that."""
+    """True if only the holder's workers are left. They end by themselves, and claim() waits for that."""
     if not is_here(holder) or _is_running(holder.launcher):
         return False
     return holder.writer is not None and _is_running(holder.writer)
@@ -330,9 +332,9 @@ def _is_alive(directory: Path, holder: Holder) -> bool:
 
 
 def await_last_words(directory: Path, scheduler: str = "") -> None:
-    """Where the holder's launch script is dead, its workers are about to end: wait for them.
+    """Wait for the holder's workers if its launch script is dead, because then they are about to end.
 
-    Not for those of an earlier start of the scheduler's job: they are fenced off.
+    Do not wait for an earlier start of the scheduler's job, because its workers are fenced off.
     """
     holder = read_lock(directory)
     if holder is None or holder.writer is None or is_same_job(holder, scheduler):
@@ -345,11 +347,11 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
     )
     deadline = time.monotonic() + LAST_WORDS_S
     while _is_running(holder.writer) and time.monotonic() < deadline:
-        time.sleep(0.1)  # not a child of this process, so there is nothing to wait on
+        time.sleep(0.1)  # the writer is not a child of this process, so waitpid cannot wait for it
 
 
 def _pulse(directory: Path, timeout_s: float) -> bool | None:
-    """Whether a holder on another machine beats; None when `timeout_s` seconds do not tell.
+    """True if a holder on another machine renews its lock; None if `timeout_s` seconds are too short to tell.
 
     Both times compared come from the file server, so no two machines' clocks have to agree.
     """
@@ -360,7 +362,7 @@ def _pulse(directory: Path, timeout_s: float) -> bool | None:
         while first is not None:
             probe.touch()
             now = probe.stat().st_mtime
-            # First of all: this process, or the file server, may have stood still for longer than that.
+            # Look for a renewal first: this process or the file server may have stood still for longer than SILENCE_S.
             if _mtime(directory / "lock") != first:
                 return True
             if now - first > SILENCE_S:
@@ -386,8 +388,8 @@ def _is_running(process: Process) -> bool:
 
 
 def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
-    """`held by Slurm job 4711, job 'gpt', …`, with all that helps to find it; without a scheduler
-    `otherwise` is the verb."""
+    """`held by Slurm job 4711, job 'gpt', …`, with everything that helps to find the holder. `otherwise`: the verb without
+    a scheduler."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     scheduled = Scheduled.parse(holder.scheduler)
     held = f"held by {scheduled.name}," if scheduled else otherwise
@@ -398,7 +400,7 @@ def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
 
 
 def how_to_end(held: Path, holder: Holder) -> str:
-    """What can be done about a job that holds `held`."""
+    """The remedy against a job that holds `held`."""
     scheduled = Scheduled.parse(holder.scheduler)
     cancel = f"end it at once with '{scheduled.cancel}', " if scheduled and scheduled.cancel else ""
     return (
@@ -408,7 +410,7 @@ def how_to_end(held: Path, holder: Holder) -> str:
 
 
 def later_start(directory: Path, holder: Holder, scheduler: str) -> tuple[str, str]:
-    """Cause and remedy where the holder is a later start of the scheduler's job."""
+    """Cause and remedy if the holder is a later start of the scheduler's job."""
     mine, later = Scheduled.parse(scheduler), Scheduled.parse(holder.scheduler)
     assert mine is not None
     assert later is not None

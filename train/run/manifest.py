@@ -1,8 +1,8 @@
 """This start's entry in manifest.json, from its beginning to its end.
 
-Owns the file while a run has it, on rank 0, and what is hashed of a data file. A thread packs the bundle and hashes
-the data files during the training. No checkpoint and no stop waits for it longer than a few seconds: they take what is
-known, and the manifest gets the rest when it is there.
+Owns the file during a run, on rank 0, and the choice of the hashed parts of a data file. A thread packs the bundle and
+hashes the data files during the training. A checkpoint or a stop waits for it a few seconds at most: it takes the values
+that are known by then, and the manifest gets the rest later.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from train.run.lock import FencedOffError
 from train.run.provenance import MANIFEST, Start
 from train.run.status import read_status
 
-# Of the data files.
+# The data files: one up to the first size, and all up to the second, are hashed whole; of others only the ends.
 _WHOLE_BYTES = 256 << 20
 _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
 
-# All checkpoints of a start together wait for so long, so that the first one has a small bundle and small data files.
+# All checkpoints of a start together wait for so long, so that the first one knows a small bundle and small data files.
 _CHECKPOINTS_S = 5.0
 # A stop may have no more than 30 s before it is killed (Slurm's KillWait, a cloud's notice).
 _END_S = 5.0
@@ -46,9 +46,12 @@ class RunManifest:
         environments: Mapping[str, Any],
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write it. `check` raises FencedOffError when this process may not. `about`: what it says of the newest start
-        outside of `starts`. `earlier`: what a store and the checkpoint say of earlier starts, as manifests
-        with `starts` and `environments`. Raises OSError."""
+        """Write the manifest. Raises OSError.
+
+        `check`: raises FencedOffError if this process must not write. `about`: values of the newest start outside of
+        `starts`. `earlier`: the earlier starts that a store and the checkpoint know, as manifests with `starts` and
+        `environments`.
+        """
         self._directory, self._check, self._start = directory, check, start
         known = [found for found in (*earlier, _before(directory)) if found]
         starts = provenance.merged(each for found in known for each in found["starts"])
@@ -69,7 +72,7 @@ class RunManifest:
         self._write()
 
     def complete_with(self, data_files: Sequence[str], data_fingerprint: str) -> None:
-        """Keep the bundle and hash the data files during the training. Each is on record as soon as it is known."""
+        """Keep the bundle and hash the data files in a thread. The manifest gets each value as soon as it is known."""
 
         def work() -> None:
             try:
@@ -79,7 +82,7 @@ class RunManifest:
                 data = {"files": files, "fingerprint": data_fingerprint}
                 self._complete(data={k: v for k, v in data.items() if v})
             except FencedOffError:
-                pass  # whoever writes next meets it as well
+                pass  # the next write raises it as well
             except OSError as error:
                 say(f"what runs is not kept in {self._directory}: {error}; training goes on")
 
@@ -87,13 +90,13 @@ class RunManifest:
         self._thread.start()
 
     def marker(self) -> dict[str, Any]:
-        """The part about this start only, for checkpoint.json."""
+        """The manifest with this start only, for checkpoint.json."""
         manifest = self.whole()
         (*_, start) = manifest.pop("starts")
         return {**manifest, "start": start, "environments": self._environments}
 
     def whole(self) -> dict[str, Any]:
-        """A copy of all that is known. It waits for the thread, for a few seconds in all calls together."""
+        """A copy of the manifest. Waits for the thread, 5 s at most in all calls together."""
         began = time.monotonic()
         self._wait(self._left_s)
         self._left_s -= time.monotonic() - began
@@ -111,7 +114,7 @@ class RunManifest:
             self._write()
 
     def _complete(self, **values: Any) -> None:
-        """Add to the entry what was not known at the beginning. Raises OSError, FencedOffError."""
+        """Add values to the entry that were not known at the beginning. Raises OSError, FencedOffError."""
         known = {name: value for name, value in values.items() if value}
         with self._lock:
             if not known or self._ended:
@@ -130,7 +133,7 @@ class RunManifest:
 
 
 def _before(directory: Path) -> dict[str, Any] | None:
-    """The manifest that lies there. One that cannot be read is set aside."""
+    """The manifest on file, or None. An invalid one is renamed and left out."""
     path = directory / MANIFEST
     try:
         return provenance.parse(read_file(path, provenance.MOST_BYTES))
@@ -146,9 +149,9 @@ def _before(directory: Path) -> dict[str, Any] | None:
 def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """`{"size": bytes, "mtime": seconds, "sha256": …}` of each file, by its path as it was given.
 
-    Of a file beyond 256 MiB, and of what comes after 4 GiB in all, only the first and the last MiB are
-    hashed: it has `"partial": true`. One that cannot be read has `"error"`. `known`: an earlier
-    result, taken over where size and time are the same.
+    If a file is larger than 256 MiB, or the hashed files have 4 GiB in all, only the file's first and last MiB are hashed,
+    and the entry has `"partial": true`. A file that cannot be read has `"error"`. `known`: an earlier result; an entry
+    is taken from it if size and time are the same.
     """
     found: dict[str, Any] = {}
     hashed = 0

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a run says of itself to programs. progress.json follows from its rows.
+"""metrics.jsonl: a run's rows for other programs. progress.json follows from these rows.
 
 Owns the row format. Knows nothing of where the numbers come from.
 """
@@ -16,16 +16,15 @@ from train.base.console import say
 from train.health.stacks import innermost_user_line
 from train.run.progress import ProgressFile
 
-# What every row has; no metric may be called so.
+# The keys of every row; no metric may have one of these names.
 RESERVED = ("kind", "step", "attempt", "generation", "time")
 
 
 class MetricsLog:
     """Appends one JSON object a line to metrics.jsonl, each in a single write.
 
-    A crash can cut off the last line at most, so the first row of a run starts on a new line. A
-    disk that is full costs rows, never the run. Nor does a fault in `log`, which the user's code gets
-    every row by.
+    A crash can cut off the last line at most, so the first row of a run starts on a new line. A full disk costs rows but
+    does not end the run. An error in `log`, through which the user's code gets every row, does not end it either.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class MetricsLog:
 
 
 def as_json_value(value: Any) -> Any:
-    """The value as JSON has it."""
+    """The value in a form that JSON can hold: a float that is not finite becomes text."""
     if isinstance(value, list):
         return [as_json_value(each) for each in value]
     # JSON has no NaN; a loss that diverged is still worth a row that every parser reads.

@@ -1,9 +1,9 @@
 """This host among the hosts of a job: its own directory below the checkpoints.
 
-Owns the node directory `<checkpoint dir>/nodes/<host>`: what the host's script reads there
-(`status`), and which launch the host belongs to (`launch`). The checkpoint directory may lie on one
-disk that all hosts share, or on one of each host's own; a node directory is one host's in both
-cases. Also how a process of an attempt says how that ended, with or without other hosts. Imports no torch.
+Owns the node directory `<checkpoint dir>/nodes/<host>`: the host's `status`, which its script reads, and the launch to
+which the host belongs (`launch`). The checkpoint directory may lie on a disk that all hosts share, or on a disk of each
+host. In both cases a node directory belongs to one host. Also owns how a process records the end of its attempt, with
+or without other hosts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from train.run.layout import steps_on_disk
 from train.run.lock import FencedOffError, read_lock
 from train.run.status import Status, read_status, record_status, write_status
 
-# Of an exception's text, which may be a page, so much goes into the status.
+# Characters of an exception's text, which may be a page, that go into the status.
 MOST_REASON = 500
 
 
 @dataclass(frozen=True)
 class Node:
-    """`attempt`: what this host's script was given when it claimed the node directory. `given`: the
-    launch id that the script was started with, if any."""
+    """`attempt`: the id that this host's script got when it claimed the node directory. `given`: the launch id with which
+    the script was started, or ""."""
 
     name: str
     directory: Path
@@ -35,7 +35,7 @@ class Node:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Node | None:
-        """As the host script says; None where the job has no other hosts."""
+        """The node that the host script's variables describe; None if the job has no other hosts."""
         directory, attempt = env.get("DDPGEN_NODE_DIR"), env.get("DDPGEN_ATTEMPT")
         if not directory or not attempt:
             return None
@@ -43,7 +43,7 @@ class Node:
         return cls(env.get("DDPGEN_NODE") or path.name, path, attempt, env.get("DDPGEN_LAUNCH", ""))
 
     def launch(self) -> str:
-        """The launch this host has taken part in since its script started, else the one given."""
+        """The launch in which this host has taken part since its script started, else the given one."""
         try:
             attempt, launch = (self.directory / "launch").read_text("utf-8", "replace").split()
         except (OSError, ValueError):
@@ -51,11 +51,11 @@ class Node:
         return launch if attempt == self.attempt else self.given
 
     def remember(self, launch: str) -> None:
-        """Put the launch on file. Raises OSError."""
+        """Write the launch to its file. Raises OSError."""
         replace_file(self.directory / "launch", f"{self.attempt} {launch}\n".encode())
 
     def check(self) -> None:
-        """Raise FencedOffError when this host's script was started anew since."""
+        """Raise FencedOffError if this host's script has been started again since."""
         holder = read_lock(self.directory)
         if holder is None or holder.attempt != self.attempt:
             raise FencedOffError(
@@ -63,7 +63,7 @@ class Node:
             )
 
     def write(self, word: str, step: int | None = None, reason: str = "") -> None:
-        """Put the status on file; without a step, the one before stays. Raises TrainError, FencedOffError."""
+        """Write the status; without a step, the step on file stays. Raises TrainError, FencedOffError."""
         self.check()
         if step is None:
             step = (read_status(self.directory) or Status(word, self.attempt, 0)).step
@@ -71,7 +71,7 @@ class Node:
 
 
 def is_over(held: Path, attempt: str, rank: int | None = None) -> bool:
-    """Whether a process of `attempt` is a restart of one that has failed for good, or was replaced: it says so."""
+    """True if `attempt` has failed for good or was replaced, so that a restarted process must end. Prints the latter."""
     status, holder = read_status(held), read_lock(held)
     if status is not None and (status.word, status.attempt) == ("failed", attempt):
         return True
@@ -84,9 +84,9 @@ def is_over(held: Path, attempt: str, rank: int | None = None) -> bool:
 def record_end(
     directory: Path, attempt: str, node: Node | None, word: str, reason: str = ""
 ) -> None:
-    """Put how the attempt ended into its status: this host's, and the job's where this host holds it.
+    """Write the end of the attempt to this host's status, and to the job's if this host holds the job's directory.
 
-    Leaves a directory alone that another attempt has taken. Raises OSError.
+    Does not touch a directory that another attempt has taken. Raises OSError.
     """
     for place, was in _statuses(directory, attempt, node):
         write_status(place, Status(word, was.attempt, was.step, reason))
@@ -95,9 +95,9 @@ def record_end(
 def settle_end(
     directory: Path, attempt: str, node: Node | None, word: str, reason: str = ""
 ) -> None:
-    """The attempt is over: put how it ended into a status that its processes have not ended. Raises OSError.
+    """Write the end of the attempt to each status that its processes have left without one. Raises OSError.
 
-    A crash that a process has noted there is the reason.
+    If a process has noted a crash there, the crash is the reason.
     """
     for place, was in _statuses(directory, attempt, node):
         if was.word == "running":
@@ -115,9 +115,11 @@ def record_crash(
     words: str = "running",
     step: int = 0,
 ) -> None:
-    """Note a crash, which a restart may cure: the status says `running` still. `lost`: it only follows from the
-    end of another process, and does not take the place of what was noted before. `words`: the statuses that it
-    takes the place of. `step`: the newest complete step, as far as the process knows it."""
+    """Note a crash, which a restart may cure: the status still says `running`.
+
+    `lost`: the crash only follows from the end of another process, so it does not replace a reason noted before.
+    `words`: the statuses that it replaces. `step`: the newest complete step, as far as the process knows it.
+    """
     with contextlib.suppress(OSError):
         for place, was in _statuses(directory, attempt, node, step):
             if was.word in words.split() and not (lost and was.reason):
@@ -127,7 +129,7 @@ def record_crash(
 def _statuses(
     directory: Path, attempt: str, node: Node | None, step: int = 0
 ) -> Iterator[tuple[Path, Status]]:
-    """The directories that are this attempt's, and their statuses, at `step` or a later step that they know of."""
+    """Yield this attempt's directories with their statuses, at `step` or at a later step that they know."""
     places = [(directory, node.launch() if node else attempt)]
     if node is not None:
         places.insert(0, (node.directory, node.attempt))

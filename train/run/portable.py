@@ -1,7 +1,7 @@
 """`train.determinism: portable`: the same kernels on every x86 processor with AVX2.
 
-Owns the environment variables that choose them, which torch's libraries read when they are loaded. Why these
-values, and what they do not reach: docs/performance.md.
+Owns the environment variables that choose the kernels. torch's libraries read them when they are loaded.
+docs/performance.md gives the reasons for these values and their limits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from train.base.processor import isa
 
 PORTABLE = "portable"
-# None: has to be unset, as it would ask for something else.
+# None: the variable has to be unset, because it would choose other kernels.
 _VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -23,15 +23,15 @@ _VARIABLES = {
 
 
 def is_asked(argv: Sequence[str]) -> bool:
-    """Whether an argv of `python -m train run` asks for it; the last word counts."""
+    """True if an argv of `python -m train run` asks for portable kernels; its last `--determinism` counts."""
     given = [word for word in argv if word.startswith("--determinism=")]
     return given[-1:] == [f"--determinism={PORTABLE}"]
 
 
 def pin(environment: MutableMapping[str, str], proc: Path = Path("/proc")) -> None:
-    """Choose the kernels, whatever `environment` says; for this process before it imports torch, and for its children.
+    """Choose the kernels, whatever `environment` says. Call it before torch is imported, in this process or its children.
 
-    Does nothing where there is no AVX2: ATen would die of an illegal instruction. See is_met().
+    Does nothing on a processor without AVX2, because ATen would die of an illegal instruction. See is_met().
     """
     if isa(proc, {}) not in ("avx2", "avx512"):
         return
@@ -42,5 +42,5 @@ def pin(environment: MutableMapping[str, str], proc: Path = Path("/proc")) -> No
 
 
 def is_met(cpu_capability: str) -> bool:
-    """Whether a process whose ATen takes these kernels computes the portable bits."""
+    """True if a process whose ATen reports this CPU capability computes the portable bits."""
     return cpu_capability == "AVX2"
