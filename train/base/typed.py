@@ -1,7 +1,7 @@
-"""The reader of JSON that one of our programs has written from a frozen dataclass or a NamedTuple.
+"""A reader for JSON that one of our programs has written from a frozen dataclass or a NamedTuple.
 
-Owns the check of every value by the declared type of its field. A dataclass is an object in JSON, as `asdict` makes it.
-A NamedTuple is a list. Knows no file by name.
+Owns the check of every value against the declared type of its field. In JSON, a dataclass is an object, as `asdict`
+makes it, and a NamedTuple is a list. Knows no file by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def load(content: str | bytes) -> Any:
-    """The value that is in this JSON, which may be a stranger's. Raises ValueError for anything else."""
+    """The value in this JSON, which may come from a stranger. Raises ValueError if it is invalid."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -42,7 +42,7 @@ def parse(kind: type[T], content: str | bytes) -> T | None:
 
 
 def convert(kind: type[T], value: Any) -> T | None:
-    """`value`, as JSON has it, as a `kind`; None if it does not fit. Names that no field has are passed over."""
+    """`value`, from JSON, as a `kind`; None if it does not fit. Ignores names that no field has."""
     try:
         made: T = _made(kind, value)
     except (ValueError, TypeError, OverflowError):
@@ -51,7 +51,7 @@ def convert(kind: type[T], value: Any) -> T | None:
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Raises ValueError, TypeError (a field is missing) or OverflowError if the value does not fit."""
+    """Return `value` as a `kind`. Raises ValueError, TypeError (a field is missing) or OverflowError if it does not fit."""
     if kind is Any or type(value) is kind:
         return value
     origin, parts = get_origin(kind), get_args(kind)

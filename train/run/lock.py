@@ -1,8 +1,8 @@
 """One live job per checkpoint directory, and no harm from one that should be dead.
 
-Owns the `lock` file with the holder of the directory (attempt id, processes, host), the test if a holder is alive, and
-the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the checkpoints' content.
-`claim` runs before torch is imported.
+Owns the `lock` file, which names the holder of the directory (attempt id, processes, host). Owns the test if a holder is
+alive, and the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the checkpoints'
+content. `claim` runs before torch is imported.
 
 A launch claims the directory and gets an attempt id. Within the attempt, every start of rank 0 (the first, and each
 restart by torchrun) enters a new generation. A writer first checks that its attempt and generation are still the ones
@@ -177,7 +177,8 @@ def is_replaced(holder: Holder | None, scheduler: str) -> bool:
 
 
 class Fence:
-    """The right of this generation of this attempt to write. Only rank 0 has one."""
+    """The right of this generation of this attempt to write. Rank 0 has it for the checkpoint directory; one process of
+    each host enters a generation in the node directory."""
 
     def __init__(self, directory: Path, attempt: str, start: Start | None = None) -> None:
         """Begin a new generation of `attempt` at `start`, by default at this directory's newest checkpoint.

@@ -1,8 +1,8 @@
 """This start's entry in manifest.json, from its beginning to its end.
 
 Owns the file during a run, on rank 0, and the choice of the hashed parts of a data file. A thread packs the bundle and
-hashes the data files during the training. A checkpoint or a stop waits for it a few seconds at most: it takes the values
-that are known by then, and the manifest gets the rest later.
+hashes the data files during the training. A checkpoint or a stop waits for it a few seconds at most, and takes the
+values that are known by then. The manifest gets the rest later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from train.run.lock import FencedOffError
 from train.run.provenance import MANIFEST, Start
 from train.run.status import read_status
 
-# The data files: one up to the first size, and all up to the second, are hashed whole; of others only the ends.
+# A data file of up to _WHOLE_BYTES is hashed whole, until the files hashed whole have _ALL_BYTES together. Any other
+# file is hashed by its first and last _END_BYTES.
 _WHOLE_BYTES = 256 << 20
 _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
@@ -149,9 +150,9 @@ def _before(directory: Path) -> dict[str, Any] | None:
 def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """`{"size": bytes, "mtime": seconds, "sha256": …}` of each file, by its path as it was given.
 
-    If a file is larger than 256 MiB, or the hashed files have 4 GiB in all, only the file's first and last MiB are hashed,
-    and the entry has `"partial": true`. A file that cannot be read has `"error"`. `known`: an earlier result; an entry
-    is taken from it if size and time are the same.
+    A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`. A
+    file that cannot be read has `"error"`. `known`: an earlier result; an entry is taken from it if size and time are
+    the same.
     """
     found: dict[str, Any] = {}
     hashed = 0

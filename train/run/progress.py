@@ -1,4 +1,4 @@
-"""progress.json: how a run stands, in one line that rank 0 replaces as the run goes on.
+"""progress.json: the progress of a run, in one line that rank 0 replaces as the run goes on.
 
 Owns the form of the line. `ddpgen status` reads it on every tier; metrics.jsonl has the history.
 """
@@ -17,19 +17,25 @@ from train.base.files import read_file, replace_file
 
 NAME = "progress.json"
 _PERIOD_S = 1.0  # between two lines, while steps are taken
-_MOST_STEPS = 100  # by which the speed is judged, and whose losses are kept
-# These values of an earlier start hold until this one has its own.
+_MOST_STEPS = 100  # the newest steps, which give the speed and the losses
+# These values of an earlier start stay until this start has its own.
 _KEPT = ("evaluation", "longest_step_s", "write_s")
 
 
 class ProgressFile:
-    """Takes the rows of metrics.jsonl, and writes what they come to.
+    """Takes the rows of metrics.jsonl, and writes their sum as one line.
 
-    The line is a JSON object. Of what is not known there is no key:
-    `attempt`; `step`, the newest complete one, and `time`, when it was complete; `last_step`; `loss` and `losses`, of the
-    newest steps; `evaluation`, the row of the newest one; `steps_per_s`; `step_s`, between the last two steps;
-    `longest_step_s`, with what is done before the next one; `write_s`, of the last checkpoint of a start; `unit` and
-    `units_per_step`; of the ranks `waiting` and `batches`, as parts of a step, and `slow`, a name and its cost.
+    The line is a JSON object. A value that is not known has no key:
+
+    - `attempt`, `last_step`, `steps_per_s`, `unit`, `units_per_step`
+    - `step`: the newest complete step; `time`: when it was complete
+    - `loss`, `losses`: of the newest step, and of the newest steps
+    - `evaluation`: the row of the newest evaluation
+    - `step_s`: seconds between the last two steps
+    - `longest_step_s`: the longest time between two rows, which includes the work between two steps
+    - `write_s`: seconds for the last checkpoint of a start
+    - `waiting`, `batches`: the waits of the ranks and the longest wait for a batch, as parts of a step
+    - `slow`: the name of what the others wait for, and its cost
     """
 
     def __init__(
@@ -38,7 +44,7 @@ class ProgressFile:
         about: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`about`: last_step, unit and units_per_step, as far as they are known."""
+        """`about`: the known ones of last_step, unit and units_per_step."""
         self._path, self._clock = directory / NAME, clock
         self._facts: dict[str, Any] = dict(about or {})
         self._steps = deque[tuple[int, float]](maxlen=_MOST_STEPS)
@@ -48,7 +54,7 @@ class ProgressFile:
         self._written = -_PERIOD_S
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """One more row, as it is in metrics.jsonl. Raises nothing."""
+        """Take one more row of metrics.jsonl. Raises nothing."""
         kind, facts = row["kind"], self._facts
         facts["attempt"] = row["attempt"]
         if kind == "start":
@@ -97,8 +103,8 @@ class ProgressFile:
         facts["losses"] = list(self._losses)
 
     def _time(self, now: float, ends: bool) -> None:
-        """What a run writes when it ends comes after its last checkpoint, so the time since the row before is that of
-        the write."""
+        """Note the time since the row before. At the end of a run this is the time of the last checkpoint's write, because
+        a run writes its last row after that checkpoint."""
         if self._row_at is not None:
             span = round(max(0.0, now - self._row_at), 3)
             if ends:

@@ -1,6 +1,6 @@
-"""manifest.json: which starts a run had, on what, from which bundle and data, and how each ended.
+"""manifest.json: the starts of a run, each with its hosts, bundle, data and end.
 
-Owns its schema, reading it, and how the starts of one job come together from several places. Needs no torch.
+Owns the schema, reading the file, and merging the starts of one job from several places. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LIBRARY_FLAGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
-"""The environment variables that are on record: they choose how libraries compute, and hold no secrets."""
+"""The environment variables in the manifest: they choose how libraries compute, and hold no secrets."""
 _BUNDLE = re.compile(r"([0-9a-f]{12})?")
-# A start knows them only some time after it has begun.
+# A start knows these values only some time after it has begun.
 _LATE = ("bundle", "data")
 
 Start = dict[str, Any]
@@ -52,9 +52,10 @@ class _Entry:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint directory; a start whose end only `status` knows has that end.
+    """The manifest of a checkpoint directory. If only the file `status` knows that the last start failed, that end is
+    added.
 
-    Raises TrainError when there is none, or it is truncated, or of another schema.
+    Raises TrainError if the file is missing, truncated, or of another schema.
     """
     manifest = load(directory / MANIFEST)
     last, status = manifest["starts"][-1], read_status(directory)
@@ -64,7 +65,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The manifest in this file, as it is there. Raises TrainError."""
+    """The manifest in this file, unchanged. Raises TrainError."""
     try:
         return parse(read_file(path, MOST_BYTES))
     except FileNotFoundError:
@@ -102,7 +103,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def is_start(value: Any) -> bool:
-    """Whether this is an entry of `starts`, as far as its shape goes."""
+    """True if this has the shape of an entry of `starts`."""
     entry = typed.convert(_Entry, value)
     return entry is not None and _BUNDLE.fullmatch(entry.bundle) is not None
 
@@ -130,7 +131,7 @@ def weights_of(start: Any) -> tuple[int, str] | None:
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
+    """`name: old -> new` for every value that differs, except the results of the bit probe."""
     names = sorted({*was, *now} - {"bits"})
     return [
         f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
@@ -140,9 +141,9 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def merged(starts: Iterable[Start]) -> list[Start]:
-    """Starts that are known from several places, each once, in the order in which they began.
+    """Starts from several places, each once, in the order in which they began.
 
-    A checkpoint may have an older entry than the manifest, so what one entry lacks comes from the other.
+    A checkpoint may have an older entry than the manifest, so values that one entry lacks come from the other.
     """
     found: dict[tuple[str, int], Start] = {}
     for start in starts:
@@ -154,8 +155,8 @@ def merged(starts: Iterable[Start]) -> list[Start]:
 
 
 def end_earlier(starts: Iterable[Start], step: int, status: Status | None) -> None:
-    """Give those that never said how they ended an end, now that another goes on from `step`. `status`: as
-    they left it."""
+    """Add an end to the starts that recorded none, now that another start goes on from `step`. `status`: the status that
+    they left."""
     for start in starts:
         if "end" not in start:
             start.update(_end_in(status, start), step=step)

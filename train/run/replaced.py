@@ -1,8 +1,8 @@
-"""The end of a process whose job the scheduler has started anew, here or elsewhere.
+"""The end of a process whose job the scheduler has started again, here or elsewhere.
 
-Owns the look at who holds the checkpoint directory, about once a second in every process, and the
-orderly end without a trace: a scheduler that has lost a host starts the job on others, while its
-processes there go on, and nobody tells them. Where no scheduler started the job, nothing is looked at.
+Owns the look at the holder of the checkpoint directory, about once a second in every process, and the orderly end
+without a trace. A scheduler that has lost a host starts the job on others. The processes on the lost host go on, and
+nothing else tells them. Without a scheduler, looks at nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from train.run.lock import FencedOffError, is_replaced, read_lock
 from train.run.node import Node
 
 LOOK_S = 1.0
-# All processes of a large job look at one file of one file server.
+# The limit for all processes of a large job, because they look at one file of one file server.
 _LOOKS_A_SECOND = 256
 
 
 class Replacement:
-    """Whether a later start of the scheduler's job has taken over."""
+    """Watches for a later start of the scheduler's job that takes over, and ends this process then."""
 
     def __init__(self, directory: Path, env: Mapping[str, str], node: Node | None) -> None:
-        """`env`: torchrun's variables, and which start this is."""
+        """`env`: torchrun's variables, and the one that names this start (train.base.scheduler)."""
         self._directory, self._node = directory, node
         self._scheduler = env.get(VARIABLE, "")
         self._mine = Scheduled.parse(self._scheduler)
@@ -40,16 +40,16 @@ class Replacement:
         self._size = int(env.get("WORLD_SIZE", "1"))
         self._why = ""
         self._ending = threading.Lock()
-        # What is to be undone before this process ends.
+        # Called before this process ends, to undo its unfinished work.
         self.before_end: Callable[[], None] = lambda: None
 
     def watch(self) -> None:
-        """From now on end this process as soon as it is replaced, whatever its main thread does."""
+        """From now on end this process as soon as it is replaced, even if its main thread is busy."""
         if self._mine is not None:
             threading.Thread(target=self._watch, name="replaced", daemon=True).start()
 
     def has_come(self) -> bool:
-        """Look now. From then on this process must not write to the directory."""
+        """Look now. Return true if this process is replaced; then it must not write to the directory."""
         if self._mine is None or self._why:
             return bool(self._why)
         try:
@@ -68,7 +68,7 @@ class Replacement:
         return True
 
     def end_if_come(self) -> None:
-        """Look now, and do not return where it has come. Exits 0: no torchrun starts it again."""
+        """Look now, and end this process if it is replaced. Exits 0, so that torchrun does not start it again."""
         if not self.has_come():
             return
         self._ending.acquire()  # for good: the first thread that gets here ends all of them
@@ -80,14 +80,14 @@ class Replacement:
         exit_at_once(0)
 
     def _tell_script(self) -> None:
-        """Unless this host takes part in the later start too: then its status is that one's."""
+        """Tell the host's script by the status, unless this host takes part in the later start too, which then owns it."""
         if self._node is not None:
             with contextlib.suppress(FencedOffError, TrainError):
                 self._node.write("failed", reason=self._why)
 
     def _end_agent(self) -> None:
-        """Else it would wait for five minutes for the agents of other hosts, which may be gone. The
-        other processes of this host ask the kernel to end with it."""
+        """Kill torchrun, because it would wait for five minutes for the agents of other hosts, which may be gone. The other
+        processes of this host have asked the kernel to end them with torchrun."""
         agent = os.getppid()
         if self._has_agent and agent > 1:
             with contextlib.suppress(ProcessLookupError):

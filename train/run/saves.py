@@ -1,4 +1,4 @@
-"""The saves of a user's script on the disk of one host, as far as the hosts compare them. Needs no torch.
+"""The saves of a user's script on the disk of one host, for the comparison of the hosts. Needs no torch.
 
 Owns the search for the newest save, the digest of a save, and the remedy where a host lacks one.
 """
@@ -21,12 +21,12 @@ from train.base import typed
 from train.base.files import read_file
 
 _LARGEST_RECORD = 64 << 20
-# torch.save ends with the checksums of all that is in the file.
+# A file of torch.save ends with the checksums of its whole content.
 _END = 64 << 10
 
 
 class Saved(NamedTuple):
-    """A save on a host's disk. `path`: "" without any; `step`: 0 where no record tells it."""
+    """A save on a host's disk. `path`: "" if the host has no save. `step`: 0 if no record tells it."""
 
     path: str = ""
     step: int = 0
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The save as text for people."""
         if not self.path:
             return "none"
         return f"{self.path} of step {self.step}" if self.step else self.path
@@ -47,15 +47,15 @@ class Saved(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Saved | None:
-        """Read what json.dumps() of another host has made; None for anything else."""
+        """Read a save that another host has written by json.dumps(); None for anything else."""
         return typed.parse(cls, text)
 
 
 def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str, ...]:
     """The absolute patterns of train.resume.exists, as `train script` will look for them.
 
-    `program`: its words, which begin with `script`. `bundle`: the directory with code/. `directory`: the checkpoint
-    directory.
+    `program`: the command's words, the first of which is `script`. `bundle`: the directory with code/. `directory`: the
+    checkpoint directory.
     """
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
     values = [option.partition("=") for option in options]
@@ -69,7 +69,7 @@ def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str
 
 
 def newest(patterns: Iterable[str], directory: Path) -> Saved:
-    """The newest save of those that the patterns match. `directory`: where the record is."""
+    """The newest save that the patterns match. `directory`: the checkpoint directory, which has the record."""
     path = newest_of([path for pattern in patterns for path in glob.glob(pattern)])
     if not path:
         return Saved()
@@ -79,8 +79,8 @@ def newest(patterns: Iterable[str], directory: Path) -> Saved:
 def newest_of(paths: Sequence[str]) -> str:
     """The newest of these saves; "" without one.
 
-    It has the highest number if the names differ in one number alone, such as a step. Otherwise it is the youngest,
-    because a number may as well be a loss.
+    If the names differ in one number alone, such as a step, the newest has the highest number. Otherwise it is the one
+    that was written last, because a number may as well be a loss.
     """
     numbers = [[int(digits) for digits in re.findall(r"[0-9]+", path)] for path in paths]
     if len({re.sub(r"[0-9]+", "0", path) for path in paths}) == 1:
@@ -109,7 +109,10 @@ def _recorded_step(path: str, directory: Path) -> int:
 
 
 def digest(path: str) -> str:
-    """Equal for copies of a file or a directory; "" where it cannot be read. It reads the end of each file only."""
+    """A digest that is equal for copies of a file or a directory; "" if it cannot be read.
+
+    Reads only a file's end. A directory's digest covers the names and sizes of its files.
+    """
     result = hashlib.sha256()
     try:
         if os.path.isdir(path):
@@ -131,7 +134,7 @@ def digest(path: str) -> str:
 
 
 def remedy(path: str, has: str, lacks: str) -> str:
-    """How the host `lacks` gets what the host `has` has at `path`."""
+    """The remedy for the host `lacks`, which needs the save at `path` of the host `has`."""
     words = ["rsync", "-a", f"{has}:{path}", os.path.dirname(path) + "/"]
     copy = f"copy it: on {lacks}, `{shlex.join(words)}`" if path else f"copy it to {lacks}"
     return (

@@ -1,6 +1,6 @@
-"""The `status` file: how an attempt stands, in one line that a shell can read.
+"""The `status` file: the status of an attempt, in one line that a shell can read.
 
-Owns the line's form, and what a full disk leaves of it. Knows nothing of how the status came about.
+Owns the line's form, and writing it on a full disk. Knows nothing of the reasons for a status.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_REASON = 10_000
 
 @dataclass(frozen=True)
 class Status:
-    """How an attempt stands; `step` is the newest it knows to be complete."""
+    """The status of an attempt. `step`: the newest step that it knows to be complete."""
 
     word: str
     attempt: str
@@ -35,7 +35,7 @@ class Status:
 
 
 def one_line(text: str, most: int = _MOST_REASON) -> str:
-    """`text` as a status holds it: one line, in which a terminal finds nothing to act on, such as a colour."""
+    """`text` as one line without characters on which a terminal acts, such as a colour."""
     return plain(" ".join(text.split()), most)
 
 
@@ -50,7 +50,7 @@ def write_status(directory: Path, status: Status) -> None:
 
 
 def record_status(directory: Path, status: Status) -> None:
-    """As write_status, for a run that cannot go on without. Raises TrainError when it cannot be written."""
+    """Like write_status, for a run that cannot go on without it. Raises TrainError if it cannot be written."""
     try:
         write_status(directory, status)
     except OSError as error:
@@ -61,8 +61,11 @@ def record_status(directory: Path, status: Status) -> None:
 
 
 def _overwrite(path: Path, line: bytes) -> bool:
-    """A full disk still takes what fits into the block that a file has; whoever reads it wants the last
-    word rather than the one before."""
+    """Overwrite the file in place. Return True on success.
+
+    A full disk still takes data that fits into the block that the file already has. Its reader needs the last status,
+    not the one before.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -80,7 +83,7 @@ def _overwrite(path: Path, line: bytes) -> bool:
 
 
 def read_status(directory: Path) -> Status | None:
-    """The last status written, or None when there is none that can be read."""
+    """The status on file, or None if the file is missing or invalid."""
     try:
         text = read_file(directory / "status").decode("utf-8", "replace")
     except OSError:

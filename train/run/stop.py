@@ -1,8 +1,8 @@
 """Requests to stop: from the stop file, or from a signal, each with its reason.
 
-Owns noticing them, whom a stop file is for, the reason that goes into the status, and the making of the file.
-Decides nothing: one rank's notice becomes every rank's decision in the exchange of a step
-(distributed/step_exchange.py), and nothing is ever saved inside a signal handler.
+Owns noticing the requests, the start for which a stop file is meant, the reason that goes into the status, and making
+the file. Decides nothing: one rank's notice becomes every rank's decision in the exchange of a step
+(distributed/step_exchange.py). A signal handler never saves anything.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from train.base.scheduler import SCHEDULERS, Scheduled
 
 POLL_S = 0.25
 
-# What a reason is, where whoever asks says no more.
+# The reason, if a request gives none.
 BY_USER, BY_SIGNAL = "user", "signal"
-# Where nobody asks, as the command line has said it before.
+# The reason, if the command line has set the end.
 BY_OPTION = "--until"
-# How the reason begins when the machine is taken back, and the job is to go on elsewhere.
+# The reason's first word if the machine is taken back. The job then goes on elsewhere.
 PREEMPTED = "preempted"
-# It goes into one line, and from there into terminals.
+# Characters of a reason, which goes into one line, and from there into terminals.
 _MOST_REASON = 200
-# What link(2) says on a file system that has no hard links.
+# The errors of link(2) on a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 
 
 class StopRequest:
     """Watches for the stop file, and for SIGTERM, SIGINT and SIGHUP.
 
-    The file says what is wanted; a signal may mean a preemption, a peer that failed or a changed
-    membership. In each case the right thing is to go on to the next step boundary and see whether
-    the peers still answer. Under Slurm it arrives twice, so the handler only sets a flag. The file
-    is looked for by a thread: on a network mount a single look can take longer than a step.
+    The file gives a reason. A signal may mean a preemption, a peer that failed or a changed membership. In each case the
+    run goes on to the next step boundary, where it finds out if the peers still answer. Under Slurm a signal arrives
+    twice, so the handler only sets a flag. A thread looks for the file, because on a network mount a single look can
+    take longer than a step.
     """
 
     def __init__(self, stop_file: Path, scheduler: str = "", watches: bool = True) -> None:
-        """`scheduler`: which start of which scheduler's job this is (see train.base.scheduler), "" for none.
-        `watches`: whether it looks for the file, as one process of each host does: a file server has
-        better things to do than to answer hundreds of looks a second."""
+        """`scheduler`: the scheduler's job and its start (see train.base.scheduler), or "". `watches`: look for the file.
+        Only one process of each host does, to spare a file server hundreds of looks a second."""
         self._file, self._scheduler = stop_file, scheduler
         self._words = ""
         self.by_file = False
@@ -54,7 +53,7 @@ class StopRequest:
         self._ended = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup and the tier slurm ask
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup and tier slurm ignore it
             signal.signal(signal.SIGHUP, self._on_signal)
         if watches:
             if stop_file.exists():
@@ -63,13 +62,13 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """Why this rank wants to stop; "" when it does not. A file says more than a signal."""
+        """Why this rank wants to stop, or "". A file's reason goes before a signal, because it says more."""
         if self.by_file:
             return self._words
         return BY_SIGNAL if self.by_signal else ""
 
     def close(self) -> None:
-        """Stop looking for the file. Signals stay handled: the end of a run is not to be killed."""
+        """Stop looking for the file. Signals stay handled, so that they do not kill the end of a run."""
         self._ended.set()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -84,29 +83,29 @@ class StopRequest:
                 continue  # a file server that is away is no request to stop
 
     def _found(self) -> None:
-        # The words first, as they are asked for when the flag is seen.
+        # Set the words before the flag, because a reader that sees the flag asks for the words.
         self._words = reason_in(self._file)
         self.by_file = is_for(self._words, self._scheduler)
 
 
 def reason_in(stop_file: Path) -> str:
-    """The first line of a stop file that is there, never empty."""
+    """The first line of a stop file, or "user" if it is empty or cannot be read."""
     with contextlib.suppress(OSError):
         return first_line(read_file(stop_file)) or BY_USER
     return BY_USER
 
 
 def first_line(content: bytes) -> str:
-    """One line of printable characters: the first of what somebody has written."""
+    """The first line of `content`, with printable characters only."""
     line = content.decode("utf-8", "replace").partition("\n")[0][:_MOST_REASON]
     return " ".join("".join(c if c.isprintable() else " " for c in line).split())
 
 
 def is_for(reason: str, scheduler: str) -> bool:
-    """Whether a stop file with this first line ends the start `scheduler` (see train.base.scheduler).
+    """True if a stop file with this first line ends the start `scheduler` (see train.base.scheduler).
 
-    One that names a scheduler's job, `slurm JOB RESTART WHY`, ends that start of it and those before;
-    any other ends whoever finds it.
+    A line that names a scheduler's job, `slurm JOB RESTART WHY`, ends that start of the job and the starts before it.
+    Any other line ends every start that finds it.
     """
     named = Scheduled.parse(" ".join(reason.split()[:3]))
     if named is None or named.scheduler not in SCHEDULERS:
@@ -116,10 +115,10 @@ def is_for(reason: str, scheduler: str) -> bool:
 
 
 def foremost(reasons: Sequence[str]) -> str:
-    """The one reason of a job whose ranks, in this order, have these; "" when none has any.
+    """The one reason of a job whose ranks, in this order, have these reasons; "" if all are empty.
 
-    A preemption goes before all others, as the job is to come back from it. A signal comes last: it
-    may be no more than how the end of one rank reached another.
+    A preemption goes before all others, because the job comes back from it. A signal comes last, because it may only
+    follow from the end of another rank.
     """
     given = [reason for reason in reasons if reason]
     taken_back = [reason for reason in given if reason.startswith(PREEMPTED)]
@@ -128,9 +127,9 @@ def foremost(reasons: Sequence[str]) -> str:
 
 
 def create_stop_file(path: Path, words: str) -> bool:
-    """Make the stop file, unless there is one; whether it was made. Raises OSError when it cannot be made.
+    """Make the stop file unless it exists. Return True if it was made. Raises OSError if it cannot be made.
 
-    Whoever reads it finds all of its words, and nobody's request replaces another's.
+    A reader never finds half of the words, and a request never replaces an earlier one.
     """
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     draft = path.with_name(f".{path.name}.{writer}")
@@ -139,7 +138,7 @@ def create_stop_file(path: Path, words: str) -> bool:
         try:
             os.link(draft, path)  # a rename would replace what is there
         except FileExistsError:
-            os.stat(path)  # a link to nowhere is none
+            os.stat(path)  # raises if the path is a dangling symbolic link
             return False
         except OSError as error:
             if error.errno not in _NO_LINKS:

@@ -1,8 +1,8 @@
-"""`python -m train doctor CHECKPOINT_DIR`: which rank is missing, where each stands, and the network.
+"""`python -m train doctor CHECKPOINT_DIR`: the rank that is missing, the position of each rank, and the network.
 
-Owns the page that is printed and the exit code: 0 all is well or has ended well, 1 something is
-wrong, 2 there is nothing to look at. Changes nothing anywhere. Spells out the control characters of what it
-shows, because a path or the text of an exception may have some.
+Owns the printed page and the exit code: 0 if all is well or has ended well, 1 if something is wrong, 2 if the directory
+has nothing to look at. Changes nothing. Spells out control characters, because a path or the text of an exception may
+have some.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ _MUCH = 0.5  # of a step
 
 @dataclass(frozen=True)
 class Page:
-    """Everything the doctor has found. `statuses`: by the host's name, "" for the job's own; `newest`: the
-    step of the newest checkpoint here; `holders`: who holds the job and its parts, and whether that is
-    alive (None where it is another host's, and cannot be seen here); `unreadable`: what cannot be read
-    here, and why; `pace`: a sentence on what makes the steps long, "" where nothing is known."""
+    """Everything that the doctor has found.
+
+    `statuses`: by the host's name; "" is the job's own status.
+    `newest`: the step of the newest checkpoint here.
+    `holders`: the holders of the job and its parts, each with true if it is alive, or None if it belongs to another host
+    and is not visible here.
+    `unreadable`: the files that cannot be read here, and why.
+    `pace`: a sentence on the cause of long steps, or "".
+    """
 
     directory: Path
     statuses: dict[str, Status]
@@ -60,7 +65,7 @@ class Page:
 
     @property
     def over(self) -> Status | None:
-        """The end, where there is one: what the heartbeats say is then of the past."""
+        """The final status, or None if the job runs. After the end, the heartbeats are of the past."""
         job = self.statuses.get("")
         of_hosts = [s for name, s in self.statuses.items() if name]
         ends = [job] if job is not None and (job.word != "running" or not of_hosts) else of_hosts
@@ -68,19 +73,19 @@ class Page:
 
     @property
     def refused(self) -> bool:
-        """Whether the preflight refused the last launch, and the job never came further."""
+        """True if the preflight refused the last launch, and the job never came further."""
         return self.preflight.ok is False and not self.statuses and not self.found.members
 
     @property
     def wrong(self) -> bool:
-        """Whether there is something to do."""
+        """True if the user has something to do."""
         if self.over is not None:
             return self.over.word == "failed"
         return self.found.wrong or self.unwell or bool(self.unreadable) or self.refused
 
     @property
     def unwell(self) -> bool:
-        """Whether it is the network."""
+        """True if a test of the network found a fault."""
         return any(not well for well, _ in self.network)
 
 
@@ -121,7 +126,7 @@ def _not_one_of_ours(directory: Path) -> str:
 
 
 def look(directory: Path) -> Page:
-    """Find out everything. Takes about two seconds where the network is asked."""
+    """Read all files, and test the network if the job runs on several hosts, which takes about two seconds."""
     found = view.diagnose(directory)
     places = _places(directory)
     beats = [p.beat for p in found.members if p.beat is not None]
@@ -155,7 +160,7 @@ def _newest_checkpoint(directory: Path) -> int | None:
 
 
 def _pace(directory: Path) -> str:
-    """What the newest times of the ranks say: one that the others wait for, or all that wait for the network."""
+    """A sentence on the newest times of the ranks, if the others wait for one or all wait for the network; else ""."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         with open_file(directory / "metrics.jsonl") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
@@ -172,7 +177,7 @@ def _pace(directory: Path) -> str:
 
 
 def _places(directory: Path) -> dict[str, Path]:
-    """Where the job, "", and each host of it have their locks and statuses."""
+    """The directories with the locks and statuses: of the job under "", and of each host under its name."""
     places = {"": directory}
     try:
         found = sorted(path for path in (directory / "nodes").iterdir() if os.path.isdir(path))
@@ -184,7 +189,7 @@ def _places(directory: Path) -> dict[str, Path]:
 def _holders(places: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
     for place in places:
         with contextlib.suppress(OSError):
-            read_file(place / "lock")  # no pipe, and no end of bytes
+            read_file(place / "lock")  # raises for a pipe, and for a file that is too large
             holder = lock.read_lock(place)
             if holder is not None and lock.is_here(holder):
                 yield lock.look(place, 0.0) or (holder, False)
@@ -193,7 +198,7 @@ def _holders(places: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
 
 
 def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
-    """What is closed to this user, or no file of ours although it is called so."""
+    """Yield the paths that this user may not read, or that have one of our names but are no ordinary files, and why."""
     folders = [directory / "nodes", directory / heartbeats.NAME]
     files = [place / name for place in places.values() for name in ("lock", "status")]
     files += [directory / "preflight.json", *heartbeats.files(directory)]
@@ -210,7 +215,7 @@ def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
 
 
 def as_text(page: Page, width: int = 100) -> list[str]:
-    """The page for people."""
+    """The page as lines for people."""
     lines = [f"{page.directory}, seen from {socket.gethostname()}"]
     for name, status in page.statuses.items():
         whose = f"status of {name}" if name else "status"
@@ -231,7 +236,7 @@ def as_text(page: Page, width: int = 100) -> list[str]:
 
 
 def _how(status: Status, newest: int | None, host: str) -> str:
-    """What a status file says. The step of one that is running is that of its start."""
+    """A status as text. The step of a running job is left out, because it is the step of its start."""
     reason = f": {status.reason}" if status.reason else ""
     if status.word != "running":
         return f"{status.word}{_at_step(status)}{reason}"
@@ -240,7 +245,7 @@ def _how(status: Status, newest: int | None, host: str) -> str:
 
 
 def _at_step(status: Status) -> str:
-    """A script of one's own counts none."""
+    """` at step N`, or "" for a user's script, which counts no steps."""
     return f" at step {status.step}" if status.step else ""
 
 
@@ -302,7 +307,7 @@ def _going(members: Sequence[RankState]) -> list[str]:
 
 
 def _table(members: Sequence[RankState], width: int) -> Iterator[str]:
-    """The odd ones first where not all can be shown."""
+    """Yield the table of the ranks. If it cannot show all, it leaves out ranks in good condition first."""
     well = (GOES_ON, WAITS)
     ordered = sorted(members, key=lambda p: (p.condition in well, p.rank))
     shown, rest = ordered[:_MOST_ROWS], ordered[_MOST_ROWS:]
@@ -329,7 +334,7 @@ def _row(member: RankState) -> tuple[str, ...]:
 
 
 def _stacks(found: Diagnosis) -> Iterator[str]:
-    """Of those the verdict is about: all their lines, innermost first."""
+    """Yield the stacks of the first four blamed ranks, innermost line first."""
     blamed = set(found.blamed)
     stacks = [(p.name, p.beat.stack) for p in found.members if p.rank in blamed and p.beat]
     for name, stack in stacks[:_MOST_STACKS]:
@@ -338,7 +343,7 @@ def _stacks(found: Diagnosis) -> Iterator[str]:
 
 
 def as_json(page: Page) -> dict[str, Any]:
-    """The page for programs."""
+    """The page as JSON for programs."""
     check = page.preflight
     return {
         "directory": str(page.directory),

@@ -1,8 +1,8 @@
-"""Whose a store is: one live job at a time, and within a job its latest start.
+"""The owner of a store: one live job at a time, and within a job its latest start.
 
-Owns `owner.json` (who writes to the store, renewed while that lives). What counts is whether the owner's
-object changes while it is watched, never the clocks of two machines. A store that does not answer for a
-while ends nothing: the training goes on, and it is looked at again.
+Owns `owner.json`, which names the start that writes to the store. The owner renews it while it lives. An owner is alive
+if the object changes while it is watched; the clocks of two machines are never compared. A store that does not answer
+for a while ends nothing: the training goes on, and looks again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from train.run.lock import FencedOffError
 OWNER, MANIFEST = "owner.json", "manifest.json"
 LOOK_S = 10.0
 RENEW_S = 30.0
-# An owner that was not renewed for so long is gone: twice missed, and what a slow store takes.
+# An owner that has not renewed for so long is gone: two missed renewals, and the time that a slow store takes.
 SILENCE_S = 75.0
 _WATCH_S = 5.0
-# And so many times as long it is waited for a store that does not answer whether there is one.
+# If the store does not answer if it has an owner, wait at most so many times SILENCE_S longer.
 _AWAY = 4
-# Mounts remember a file's size for a while: one that never changes is read whole.
+# Bytes of owner.json. A mount remembers a file's size for a while, so only a constant size is always read whole.
 _SIZE = 2048
-# On a plain disk it may be looked at while it is being written.
+# On a plain disk a read may come while the file is being written, so read again.
 _LOOKS, _LOOKS_APART_S = 3, 0.05
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A start of a job. `job`: the same for all starts that a scheduler makes of it. `restarts`:
-    which of them, as that scheduler counts. `turn`: which owner of the store. `home`: machine and
-    checkpoint directory, which hold one live start at most. `beat`: changes with every renewal."""
+    """A start of a job.
+
+    `job`: the same for all starts that a scheduler makes of the job. `restarts`: the scheduler's count of its restarts.
+    `turn`: the number of this owner in the order of the store's owners. `home`: machine and checkpoint directory, which
+    hold one live start at most. `beat`: changes with every renewal.
+    """
 
     job: str
     attempt: str
@@ -51,11 +54,11 @@ class Owner:
     time: float = 0.0
 
     def is_same_job(self, other: Owner) -> bool:
-        """Whether the other is an earlier or later start of this job, or of what was here before."""
+        """True if the other is a start of this job too, or comes from the same checkpoint directory on this machine."""
         return self.job == other.job or (self.home != "" and self.home == other.home)
 
     def is_later(self, other: Owner) -> bool:
-        """Of two starts of one job: whether this one is the one that goes on."""
+        """True if this start is the later one of two starts of one job, so that this one goes on."""
         mine, theirs = (
             (o.restarts if self.job == other.job else 0, o.turn, o.token) for o in (self, other)
         )
@@ -63,7 +66,7 @@ class Owner:
 
 
 def read_owner(store: Store) -> Owner | None:
-    """Who owns the store; None for nobody, or for something that names nobody. Raises OSError."""
+    """Return the store's owner, or None if owner.json is missing or invalid. Raises OSError."""
     for _ in range(_LOOKS):
         try:
             content = store.read(OWNER)
@@ -91,15 +94,15 @@ class Ownership:
 
     @property
     def turn(self) -> int:
-        """Which owner of the store this one is; 0 before it is one."""
+        """The number of this owner in the order of the store's owners; 0 before take()."""
         return self._me.turn
 
     def take(self, turn: int | None = None) -> None:
         """Own the store from now on.
 
-        `turn`: which owner this start was already, where only its processes were started anew.
-        Raises TrainError when another job is alive in it, FencedOffError when a later start of this
-        one has it, OSError when the store cannot be used.
+        `turn`: the turn that this start had before its processes were restarted, or None.
+        Raises TrainError if another live job owns the store, FencedOffError if a later start of this job owns it, and
+        OSError if the store cannot be used.
         """
         name = self._store.name
         before: Owner | None = with_retries(name, lambda: read_owner(self._store))
@@ -107,17 +110,18 @@ class Ownership:
             self._check_may_take(before, turn, SILENCE_S)
         self._me = replace(self._me, turn=before.turn + 1 if before is not None else 1)
         with_retries(name, self._renew)
-        # Two may have got here at once: the last write won.
+        # Two starts may have come this far at once: the last write won.
         with_retries(name, self.check)
         self._store.limit()
         self._thread.start()
 
     def wrote_manifest(self, content: bytes) -> None:
-        """What tells a store that is this start's still, where nobody is on record as its owner."""
+        """Remember the manifest that this start wrote. It proves that the store is still this start's, if owner.json is
+        gone."""
         self._manifest = content
 
     def check(self) -> None:
-        """Raise FencedOffError when the store is another's by now, OSError when it cannot be asked."""
+        """Raise FencedOffError if another start owns the store by now, OSError if the store does not answer."""
         if self.lost is not None:
             raise self.lost
         found = read_owner(self._store)
@@ -127,7 +131,7 @@ class Ownership:
         if found.token == self._me.token:
             return
         if self._me.is_same_job(found) and self._me.is_later(found):
-            return  # the earlier start has renewed once more: it will see this one's next renewal
+            return  # the earlier start has renewed once more, and will see this one's next renewal
         self.lost = FencedOffError(
             f"{self._store.name} is written to by {_name(found)} since; this one stops writing and "
             "ends"
@@ -135,7 +139,7 @@ class Ownership:
         raise self.lost
 
     def _check_is_mine_still(self) -> None:
-        """Nobody is on record: was that deleted, or has a later start come and ended meanwhile?"""
+        """Check by the manifest if owner.json was only deleted, or if a later start has come and ended meanwhile."""
         if self._manifest is None:
             return
         try:
@@ -153,8 +157,7 @@ class Ownership:
             raise self.lost
 
     def may_speak(self) -> bool:
-        """Whether the store is in nobody else's hands, so that a failure may be told there. Raises
-        OSError."""
+        """True if no other start owns the store, so that this start may report a failure there. Raises OSError."""
         if self.lost is not None:
             return False
         found = read_owner(self._store)
@@ -163,11 +166,11 @@ class Ownership:
         return not self._thread.ident and self._me.is_same_job(found)  # it was never taken
 
     def close(self) -> None:
-        """The end of this process; the job may go on in another."""
+        """Stop renewing, because this process ends; the job may go on in another."""
         self._ended.set()
 
     def release(self) -> None:
-        """The end of the job, as far as this start is concerned. Raises OSError."""
+        """Give up the store, because the job ends with this start. Raises OSError."""
         self.close()
         with self._renewing:
             found = read_owner(self._store)
@@ -199,7 +202,7 @@ class Ownership:
             except PermissionError:
                 raise
             except OSError:
-                # No sign of life, and none of an end: it is the store that is silent.
+                # The store itself is silent, which is no sign of the owner's life or end.
                 deadline = min(last, time.monotonic() + timeout_s)
                 continue
             if now is not None and now != holder:
@@ -217,7 +220,7 @@ class Ownership:
             self._store.write(OWNER, text.encode().ljust(_SIZE - 1) + b"\n")
 
     def _keep(self) -> None:
-        """Renew the record, so that others see that this one lives."""
+        """Renew owner.json, so that other starts see that this one lives."""
         renewed = time.monotonic()
         while not self._ended.wait(LOOK_S):
             if time.monotonic() - renewed < RENEW_S - LOOK_S / 2:
