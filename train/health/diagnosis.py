@@ -122,7 +122,7 @@ def _stands(beat: Beat) -> bool:
 
 
 def _waiting_at_once(member: RankState) -> RankState:
-    """The member, as waiting if it waits at all: the others wait for a lost or standing rank from the first second on."""
+    """The member, as waiting even if its wait is still short, because another rank is known to be lost or standing."""
     beat = member.beat
     waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
     return replace(member, condition=WAITS) if waits else member

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 FORWARD, BACKWARD, DATA, UPDATE = "forward", "backward", "data", "optimizer step"
 EXCHANGE = "the exchange at the end of the step"
-SCRIPT = "the script"  # in a step of a user's own loop, of which only the backward passes are known
+SCRIPT = "the script"  # in a step of a user's own loop; only its backward passes are known
 BUFFERS, SNAPSHOT = "exchange of buffers", "snapshot"
 TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSHOT, SCRIPT})
 EVALUATION, RECORDS = "evaluation", "records"

@@ -1,7 +1,7 @@
-"""The heartbeats of a training process: once a second, where its main thread stands.
+"""The heartbeats of a training process: once a second, the position of its main thread.
 
 Owns the thread that looks and writes, and the last lines of a process that timed out waiting for the others. Nothing
-here may break or hold up a training: a full disk costs only heartbeats, and a store that does not answer blocks only a
+here may break or hold up a training. A full disk costs only heartbeats, and a store that does not answer blocks only a
 thread of its own. Knows nothing of models or checkpoints.
 """
 
@@ -37,9 +37,9 @@ _FILES_A_SECOND = 64
 _LAST_WRITE_S = 2.0
 # How long the last lines wait for news of the others.
 NEWS_S = 3.0
-# If the thread, which beats once a second, did nothing for so long, its process was frozen or its host asleep.
+# If the thread, which beats once a second, did nothing for this long, its process was frozen or its host asleep.
 _STOOD_S = 10.0
-# For so long after a standstill, the silence of the others most likely comes from it.
+# For this long after a standstill, the silence of the others most likely comes from it.
 _STOOD_LATELY_S = 60.0
 # If torch ends the process itself (NCCL's watchdog), the last lines come at this part of the timeout.
 _BEFORE = 0.9

@@ -103,7 +103,7 @@ class Look(Generic[T]):
     def _run(self) -> None:
         try:
             self._seen = self._look()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - result() raises it
             self._error = error
 
     def result(self, deadline: float) -> T | None:

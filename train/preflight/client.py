@@ -1,7 +1,7 @@
 """A client's part: find the head, tell it about this host, do as it says, hear the verdict.
 
-Owns how long a client goes on without the head, the judgement of whoever answers at the head's port, and the
-findings that a client makes without the head.
+Owns the client's patience without the head, the judgement of the program that answers at the head's port, and the
+findings that a client makes by itself.
 """
 
 from __future__ import annotations
@@ -266,8 +266,9 @@ class Client:
 class Search:
     """Attempts to reach the head.
 
-    `trouble`: the result of the last attempt: "" for the head, "store" for a run under way, "other" for another host
-    of the job, "job" for the head of another job, else a word of WireError. `address`: the address of that attempt.
+    `trouble`: the result of the last attempt. It is "" for the head, "store" for a run under way, "other" for another
+    host of the job, "job" for the head of another job, else a word of WireError.
+    `address`: the address of that attempt.
     `head`: the identity that the head sent.
     """
 

@@ -1,7 +1,7 @@
 """The checkpoint directory as this host sees it, before an attempt takes it.
 
-Owns the test write, the look at the lock's holder, and the token by which hosts find out whether they share the
-directory. Leaves only the directory itself and that token; takes no lock.
+Owns the test write, the look at the lock's holder, and the token by which hosts find out if they share the directory.
+Leaves only the directory itself and that token; takes no lock.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _token(where: Path) -> str:
         time.sleep(0.02)  # another host has made it and is about to write
 
 
-# --- what is wrong with it ------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:

@@ -94,8 +94,8 @@ _HELD = ("PORT002", "GPU003")
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `cause` is one sentence without its period and names the host where it helps;
-    `remedy` is what to do, in the imperative. `severity` overrides the code's."""
+    """One fault. `cause`: one sentence without its period, which names the host if that helps. `remedy`: the action, in
+    the imperative. `severity`: overrides the code's severity."""
 
     code: str
     host: str

@@ -153,7 +153,7 @@ def _is(card: Card, word: str) -> bool:
     return card.index == word or (word.startswith("GPU-") and card.uuid.startswith(word))
 
 
-# --- what is wrong with them ----------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:

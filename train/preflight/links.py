@@ -59,7 +59,7 @@ async def _try(peer: Peer, source: str, token: str, troubles: dict[Peer, str]) -
 
 
 async def _large_packets(peer: Peer, source: str, token: str) -> None:
-    """Raise WireError: "large" if large packets get lost where small ones pass."""
+    """Send large packets. Raises WireError: "large" if they get lost and small ones pass."""
     if await _arrives(peer, source, token, segment=0):
         return
     # A busy peer stalls as well. If the same bytes pass in small packets, the size is the cause.

@@ -23,11 +23,11 @@ LOOPBACK, BRIDGE, WIFI, VPN, WIRED = "loopback", "bridge", "Wi-Fi", "VPN", "wire
 _SYS = Path("/sys/class/net")
 # Entries that the kernel makes for one kind of device only.
 _MARKS = {"bridge": BRIDGE, "wireless": WIFI, "phy80211": WIFI, "tun_flags": VPN}
-# ARPHRD_… of if_arp.h: the hardware that an interface says it is.
+# ARPHRD_… of if_arp.h: the hardware type of an interface.
 _TYPES = {
     "772": LOOPBACK,
     "512": VPN,  # PPP
-    "65534": VPN,  # none at all: tun, WireGuard
+    "65534": VPN,  # no hardware: tun, WireGuard
     "768": VPN,  # the tunnels: IPIP, IPv6 in IPv6, SIT, GRE
     "769": VPN,
     "776": VPN,
@@ -232,7 +232,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         )
 
 
-# --- what kind of interface a name stands for ------------------------------------------------------
+# --- kinds of interfaces ---------------------------------------------------------------------------
 
 
 def kind(nic: str, sys: Path = _SYS) -> str:

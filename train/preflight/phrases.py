@@ -18,7 +18,7 @@ _NO_COLOUR = "\x1b[0m"
 
 
 class NamedHost(NamedTuple):
-    """A host with the address by which it is known, "" for none: `b (192.168.7.2)`."""
+    """A host with the address by which it is known, or "": `b (192.168.7.2)`."""
 
     name: str
     address: str = ""
@@ -37,7 +37,7 @@ def listed(names: Sequence[object]) -> str:
 
 
 def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -> str:
-    """The findings as lines, without a newline at their end. `kept`: where preflight.json lies.
+    """The findings as lines, without a newline at their end. `kept`: the path of preflight.json, or None.
 
     Hosts with the same finding in the same words, such as one about a shared directory, stand in one line.
     A line is never wrapped here, so that a command can be copied and a log can be searched. Control characters are

@@ -149,7 +149,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`go`: whether the launch goes on. `shown`: the head shows the findings to its user."""
+    """The head's decision. `go`: true if the launch goes on. `shown`: the head shows the findings to its user."""
 
     go: bool
     findings: Sequence[Finding]

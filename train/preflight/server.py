@@ -1,7 +1,7 @@
 """Where clients check in: the head's conversations with them, and its calls to those who have not come.
 
-Owns the decision to admit a client or to turn it away, and the finding about a client that leaves or falls silent.
-head.py decides when the gathering is over, and the verdict. checkin.py lists the messages.
+Owns the decision to admit a client or to turn it away, and the finding about a client that leaves or falls silent. The
+end of the gathering and the verdict are decided in head.py. The messages are listed in checkin.py.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Server:
         if self.elastic:
             self._without(fault)
         elif is_bad(self.settings, member.report.findings):
-            self.changed.set()  # what it reported says why
+            self.changed.set()  # its own report has the reason
         else:
             self.fail(fault)
 

@@ -65,13 +65,12 @@ class Settings:
 
     @property
     def own_address(self) -> str:
-        """This host's name or address in the spec, or "" if the spec has none."""
+        """This host's address in the spec, or "" if the spec does not give it."""
         return self.addresses.get(self.me, "")
 
     @property
     def peer(self) -> str:
-        """The host on the route to which the interface is chosen: the head, or on the head another host ("" if none is
-        known)."""
+        """The host whose route decides this host's interface: the head, or on the head another host ("" if unknown)."""
         if not self.is_head:
             return self.head
         return next((at for name, at in self.addresses.items() if name != self.me), "")

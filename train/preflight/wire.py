@@ -313,7 +313,7 @@ def background(work: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             way, value = future.set_result, work()
-        except Exception as error:  # noqa: BLE001 - whoever awaits it raises it
+        except Exception as error:  # noqa: BLE001 - the awaiting caller raises it
             way, value = future.set_exception, error  # type: ignore[assignment]
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, way, value)

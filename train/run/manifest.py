@@ -29,7 +29,8 @@ _WHOLE_BYTES = 256 << 20
 _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
 
-# All checkpoints of a start together wait for so long, so that the first one knows a small bundle and small data files.
+# All checkpoints of a start together wait for the thread up to this long, so that the first one already has the entries
+# of a small bundle and of small data files.
 _CHECKPOINTS_S = 5.0
 # A stop may have no more than 30 s before it is killed (Slurm's KillWait, a cloud's notice).
 _END_S = 5.0
@@ -148,7 +149,7 @@ def _before(directory: Path) -> dict[str, Any] | None:
 
 
 def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`{"size": bytes, "mtime": seconds, "sha256": …}` of each file, by its path as it was given.
+    """Return `{"size": bytes, "mtime": seconds, "sha256": …}` for each file, by its path as given.
 
     A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`. A
     file that cannot be read has `"error"`. `known`: an earlier result; an entry is taken from it if size and time are

@@ -1,6 +1,6 @@
 """metrics.jsonl: a run's rows for other programs. progress.json follows from these rows.
 
-Owns the row format. Knows nothing of where the numbers come from.
+Owns the row format. Knows nothing of the source of the numbers.
 """
 
 from __future__ import annotations

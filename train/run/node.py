@@ -102,7 +102,7 @@ def settle_end(
     for place, was in _statuses(directory, attempt, node):
         if was.word == "running":
             write_status(place, Status(word, was.attempt, was.step, was.reason or reason))
-        elif was.word == "done":  # rank 0 has said so for itself
+        elif was.word == "done":  # rank 0 has written it for itself
             write_status(place, Status(word, was.attempt, was.step, reason))
 
 

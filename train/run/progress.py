@@ -23,7 +23,7 @@ _KEPT = ("evaluation", "longest_step_s", "write_s")
 
 
 class ProgressFile:
-    """Takes the rows of metrics.jsonl, and writes their sum as one line.
+    """Takes the rows of metrics.jsonl, and writes the progress that follows from them.
 
     The line is a JSON object. A value that is not known has no key:
 
@@ -32,10 +32,10 @@ class ProgressFile:
     - `loss`, `losses`: of the newest step, and of the newest steps
     - `evaluation`: the row of the newest evaluation
     - `step_s`: seconds between the last two steps
-    - `longest_step_s`: the longest time between two rows, which includes the work between two steps
+    - `longest_step_s`: the longest of the newest steps, with the work before the next one
     - `write_s`: seconds for the last checkpoint of a start
     - `waiting`, `batches`: the waits of the ranks and the longest wait for a batch, as parts of a step
-    - `slow`: the name of what the others wait for, and its cost
+    - `slow`: the name of the rank for which the others wait, and its cost
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The saves of a user's script on the disk of one host, for the comparison of the hosts. Needs no torch.
 
-Owns the search for the newest save, the digest of a save, and the remedy where a host lacks one.
+Owns the search for the newest save, the digest of a save, and the remedy for a host that lacks one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Saved(NamedTuple):
 def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str, ...]:
     """The absolute patterns of train.resume.exists, as `train script` will look for them.
 
-    `program`: the command's words, the first of which is `script`. `bundle`: the directory with code/. `directory`: the
+    `program`: the command's words, which begin with `script`. `bundle`: the directory with code/. `directory`: the
     checkpoint directory.
     """
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))

@@ -29,7 +29,7 @@ class Status:
 
     @property
     def line(self) -> str:
-        """`WORD ATTEMPT STEP [reason]`, as it is on file."""
+        """The line of the file: `WORD ATTEMPT STEP [reason]`."""
         reason = one_line(self.reason)
         return f"{self.word} {self.attempt} {self.step} {reason}".rstrip() + "\n"
 

@@ -136,7 +136,7 @@ def create_stop_file(path: Path, words: str) -> bool:
     try:
         draft.write_text(f"{words}\n" if words else "", encoding="utf-8")
         try:
-            os.link(draft, path)  # a rename would replace what is there
+            os.link(draft, path)  # a rename would replace an existing file
         except FileExistsError:
             os.stat(path)  # raises if the path is a dangling symbolic link
             return False

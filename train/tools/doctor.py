@@ -65,7 +65,7 @@ class Page:
 
     @property
     def over(self) -> Status | None:
-        """The final status, or None if the job runs. After the end, the heartbeats are of the past."""
+        """The final status, or None without one. After the end, the heartbeats only show the past."""
         job = self.statuses.get("")
         of_hosts = [s for name, s in self.statuses.items() if name]
         ends = [job] if job is not None and (job.word != "running" or not of_hosts) else of_hosts

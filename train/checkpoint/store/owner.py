@@ -26,7 +26,7 @@ RENEW_S = 30.0
 # An owner that has not renewed for so long is gone: two missed renewals, and the time that a slow store takes.
 SILENCE_S = 75.0
 _WATCH_S = 5.0
-# If the store does not answer if it has an owner, wait at most so many times SILENCE_S longer.
+# While the store does not answer, a start waits for it at most so many times SILENCE_S longer.
 _AWAY = 4
 # Bytes of owner.json. A mount remembers a file's size for a while, so only a constant size is always read whole.
 _SIZE = 2048
