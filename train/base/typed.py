@@ -51,7 +51,7 @@ def convert(kind: type[T], value: Any) -> T | None:
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Return `value` as a `kind`. Raises ValueError, TypeError (a field is missing) or OverflowError if it does not fit."""
+    """Return `value` as a `kind`. Raises ValueError, TypeError (a missing field) or OverflowError otherwise."""
     if kind is Any or type(value) is kind:
         return value
     origin, parts = get_origin(kind), get_args(kind)

@@ -98,8 +98,8 @@ class Reporter:
         self._thread.start()
 
     def meet(self, world: str, store: Store | None) -> None:
-        """Note that the processes have met, and are called `world`. `store`: a separate connection to the store in which
-        they met, if there are several hosts."""
+        """Note that the processes have met, and are called `world`. `store`: a separate connection to the store in
+        which they met, if there are several hosts."""
         with self._change:
             self.beat = replace(self.beat, world=world)
         if store is not None:
@@ -137,8 +137,8 @@ class Reporter:
             (self._directory / heartbeats.NAME).rmdir()
 
     def fail(self, error: BaseException, waited: bool) -> None:
-        """Publish that the process is about to end by this error. `waited`: it lost another process, or timed out waiting
-        for it."""
+        """Publish that the process is about to end by this error. `waited`: it lost another process, or timed out
+        waiting for it."""
         self._standstill.look(_now())  # the thread may not have looked yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -156,7 +156,7 @@ class Reporter:
             self._thread.join(_LAST_WRITE_S)
 
     def explain(self, wait: bool = True) -> list[str]:
-        """Name the rank that holds the others up. Only the first process of this host that asks gets an answer; else [].
+        """Name the rank that holds the others up; [] unless this is the first process of its host that asks.
 
         `wait`: take three seconds for news of the others, and then about two for the network.
         """

@@ -132,9 +132,9 @@ def _cpu_clock(ident: int) -> int:
 def _frames(ident: int) -> list[Frame]:
     """The frames of a thread, innermost first.
 
-    Reads all frames in one call into C: no line of Python runs meanwhile, so that no other thread runs and no frame ends
-    while it is read. A loop over `f_back` has crashed CPython 3.11 (in PyFrame_GetBack). faulthandler has crashed too,
-    because it reads threads that a library is just making (python/cpython: new_threadstate).
+    Reads all frames in one call into C: no line of Python runs meanwhile, so that no other thread runs and no frame
+    ends while it is read. A loop over `f_back` has crashed CPython 3.11 (in PyFrame_GetBack). faulthandler has crashed
+    too, because it reads threads that a library is just making (python/cpython: new_threadstate).
     """
     frames: list[Frame] = []
     innermost = map(itemgetter(ident), starmap(sys._current_frames, [()]))

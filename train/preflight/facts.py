@@ -26,7 +26,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch that this interpreter would import. `cuda`, `hip`, `nccl`: versions, or "" if it was built without them."""
+    """The torch that this interpreter would import. `cuda`, `hip`, `nccl`: versions, or "" for a build without them."""
 
     version: str
     cuda: str = ""

@@ -55,8 +55,8 @@ class User:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The answers of nvidia-smi. `trouble`: why it gave none, in words. `missing`: the host has neither nvidia-smi nor a
-    driver. `unknown`: the host has a driver without nvidia-smi."""
+    """The answers of nvidia-smi. `trouble`: why it gave none, in words. `missing`: the host has neither nvidia-smi nor
+    a driver. `unknown`: the host has a driver without nvidia-smi."""
 
     cards: Sequence[Card] = ()
     users: Sequence[User] = ()

@@ -159,7 +159,7 @@ class Head:
         return max(failed_at + after_s, self._began + _LATE_S)
 
     def _give_up(self) -> bool:
-        """Decide at the end of rendezvous.timeout: report the missing hosts unless enough came. Return True to go on."""
+        """At the end of rendezvous.timeout, report the missing hosts unless enough came. Return True to go on."""
         server = self._server
         if not self._has_enough():
             for rank in server.missing():

@@ -31,7 +31,7 @@ class _Probes:
 
 
 def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
-    """The faults between hosts that had checked in. The order of the arguments' items does not matter. Raises nothing."""
+    """The faults between hosts that had checked in. The order of reports and links does not matter. Raises nothing."""
     hosts = {r.host: r for r in sorted(reports, key=lambda r: (r.node_rank, r.host))}
     known = [link for link in links if {link.host, link.peer} <= hosts.keys()]
     known = sorted(known, key=lambda link: (link.host, link.peer, link.trouble))

@@ -24,8 +24,8 @@ _OURS = re.compile(r"(^| )-m ?(train|torch\.distributed\.run)( |$)|(^|[ /])torch
 
 @dataclass(frozen=True)
 class Holder:
-    """A process. `command`: its command line. `job`: the job that its environment names, or "". `ours`: one of our launch
-    scripts started it, or this user runs torchrun or train in it."""
+    """A process. `command`: its command line. `job`: the job that its environment names, or "". `ours`: one of our
+    launch scripts started it, or this user runs torchrun or train in it."""
 
     pid: int
     command: str

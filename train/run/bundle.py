@@ -35,8 +35,8 @@ def archive_path(directory: Path, name: str) -> Path:
 
 
 def keep(directory: Path, bundle: Path) -> str:
-    """Keep the bundle in `directory`. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that is
-    too large to be read back.
+    """Keep the bundle in `directory`. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that
+    is too large to be read back.
 
     If files were edited since the render, the archive has them as they are now, and gets another name.
     """

@@ -1,8 +1,8 @@
 """One live job per checkpoint directory, and no harm from one that should be dead.
 
-Owns the `lock` file, which names the holder of the directory (attempt id, processes, host). Owns the test if a holder is
-alive, and the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the checkpoints'
-content. `claim` runs before torch is imported.
+Owns the `lock` file, which names the holder of the directory (attempt id, processes, host). Owns the test if a holder
+is alive, and the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the
+checkpoints' content. `claim` runs before torch is imported.
 
 A launch claims the directory and gets an attempt id. Within the attempt, every start of rank 0 (the first, and each
 restart by torchrun) enters a new generation. A writer first checks that its attempt and generation are still the ones
@@ -151,8 +151,8 @@ def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
 def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
     """Have `launch`, which has begun on several hosts, hold `directory` on the host of rank 0.
 
-    An earlier rank 0 of the launch may have taken the directory already, on this host or, if the directory is shared, on
-    another. Raises HeldByLiveJobError, OSError.
+    An earlier rank 0 of the launch may have taken the directory already, on this host or, if the directory is shared,
+    on another. Raises HeldByLiveJobError, OSError.
     """
     holder = read_lock(directory)
     if holder is not None and holder.attempt == launch:
@@ -389,8 +389,8 @@ def _is_running(process: Process) -> bool:
 
 
 def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
-    """`held by Slurm job 4711, job 'gpt', …`, with everything that helps to find the holder. `otherwise`: the verb without
-    a scheduler."""
+    """`held by Slurm job 4711, job 'gpt', …`, with everything that helps to find the holder. `otherwise`: the verb
+    without a scheduler."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     scheduled = Scheduled.parse(holder.scheduler)
     held = f"held by {scheduled.name}," if scheduled else otherwise

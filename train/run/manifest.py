@@ -151,8 +151,8 @@ def _before(directory: Path) -> dict[str, Any] | None:
 def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return `{"size": bytes, "mtime": seconds, "sha256": …}` for each file, by its path as given.
 
-    A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`. A
-    file that cannot be read has `"error"`. `known`: an earlier result; an entry is taken from it if size and time are
+    A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`.
+    A file that cannot be read has `"error"`. `known`: an earlier result; an entry is taken from it if size and time are
     the same.
     """
     found: dict[str, Any] = {}

@@ -23,8 +23,8 @@ RESERVED = ("kind", "step", "attempt", "generation", "time")
 class MetricsLog:
     """Appends one JSON object a line to metrics.jsonl, each in a single write.
 
-    A crash can cut off the last line at most, so the first row of a run starts on a new line. A full disk costs rows but
-    does not end the run. An error in `log`, through which the user's code gets every row, does not end it either.
+    A crash can cut off the last line at most, so the first row of a run starts on a new line. A full disk costs rows
+    but does not end the run. An error in `log`, through which the user's code gets every row, does not end it either.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ MOST_REASON = 500
 
 @dataclass(frozen=True)
 class Node:
-    """`attempt`: the id that this host's script got when it claimed the node directory. `given`: the launch id with which
-    the script was started, or ""."""
+    """`attempt`: the id that this host's script got when it claimed the node directory. `given`: the launch id with
+    which the script was started, or ""."""
 
     name: str
     directory: Path
@@ -71,7 +71,7 @@ class Node:
 
 
 def is_over(held: Path, attempt: str, rank: int | None = None) -> bool:
-    """True if `attempt` has failed for good or was replaced, so that a restarted process must end. Prints the latter."""
+    """True if `attempt` has failed for good or was replaced, so that a restarted process ends. Prints the latter."""
     status, holder = read_status(held), read_lock(held)
     if status is not None and (status.word, status.attempt) == ("failed", attempt):
         return True

@@ -29,7 +29,7 @@ def is_asked(argv: Sequence[str]) -> bool:
 
 
 def pin(environment: MutableMapping[str, str], proc: Path = Path("/proc")) -> None:
-    """Choose the kernels, whatever `environment` says. Call it before torch is imported, in this process or its children.
+    """Choose the kernels in `environment`, whatever it says, for this process before it imports torch and its children.
 
     Does nothing on a processor without AVX2, because ATen would die of an illegal instruction. See is_met().
     """

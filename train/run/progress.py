@@ -103,8 +103,8 @@ class ProgressFile:
         facts["losses"] = list(self._losses)
 
     def _time(self, now: float, ends: bool) -> None:
-        """Note the time since the row before. At the end of a run this is the time of the last checkpoint's write, because
-        a run writes its last row after that checkpoint."""
+        """Note the time since the row before. At the end of a run this is the time of the last checkpoint's write,
+        because a run writes its last row after that checkpoint."""
         if self._row_at is not None:
             span = round(max(0.0, now - self._row_at), 3)
             if ends:

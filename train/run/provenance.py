@@ -155,8 +155,8 @@ def merged(starts: Iterable[Start]) -> list[Start]:
 
 
 def end_earlier(starts: Iterable[Start], step: int, status: Status | None) -> None:
-    """Add an end to the starts that recorded none, now that another start goes on from `step`. `status`: the status that
-    they left."""
+    """Add an end to the starts that recorded none, now that another start goes on from `step`. `status`: the status
+    that they left."""
     for start in starts:
         if "end" not in start:
             start.update(_end_in(status, start), step=step)

@@ -80,14 +80,14 @@ class Replacement:
         exit_at_once(0)
 
     def _tell_script(self) -> None:
-        """Tell the host's script by the status, unless this host takes part in the later start too, which then owns it."""
+        """Write the status for the host's script, unless the later start runs on this host too and owns the status."""
         if self._node is not None:
             with contextlib.suppress(FencedOffError, TrainError):
                 self._node.write("failed", reason=self._why)
 
     def _end_agent(self) -> None:
-        """Kill torchrun, because it would wait for five minutes for the agents of other hosts, which may be gone. The other
-        processes of this host have asked the kernel to end them with torchrun."""
+        """Kill torchrun, because it would wait for five minutes for the agents of other hosts, which may be gone. The
+        other processes of this host have asked the kernel to end them with torchrun."""
         agent = os.getppid()
         if self._has_agent and agent > 1:
             with contextlib.suppress(ProcessLookupError):

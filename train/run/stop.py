@@ -37,15 +37,15 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 class StopRequest:
     """Watches for the stop file, and for SIGTERM, SIGINT and SIGHUP.
 
-    The file gives a reason. A signal may mean a preemption, a peer that failed or a changed membership. In each case the
-    run goes on to the next step boundary, where it finds out if the peers still answer. Under Slurm a signal arrives
-    twice, so the handler only sets a flag. A thread looks for the file, because on a network mount a single look can
-    take longer than a step.
+    The file gives a reason. A signal may mean a preemption, a peer that failed or a changed membership. In each case
+    the run goes on to the next step boundary, where it finds out if the peers still answer. Under Slurm a signal
+    arrives twice, so the handler only sets a flag. A thread looks for the file, because on a network mount a single
+    look can take longer than a step.
     """
 
     def __init__(self, stop_file: Path, scheduler: str = "", watches: bool = True) -> None:
-        """`scheduler`: the scheduler's job and its start (see train.base.scheduler), or "". `watches`: look for the file.
-        Only one process of each host does, to spare a file server hundreds of looks a second."""
+        """`scheduler`: the scheduler's job and its start (see train.base.scheduler), or "". `watches`: look for the
+        file. Only one process of each host does, to spare a file server hundreds of looks a second."""
         self._file, self._scheduler = stop_file, scheduler
         self._words = ""
         self.by_file = False

@@ -1,8 +1,8 @@
 """`python -m train doctor CHECKPOINT_DIR`: the rank that is missing, the position of each rank, and the network.
 
-Owns the printed page and the exit code: 0 if all is well or has ended well, 1 if something is wrong, 2 if the directory
-has nothing to look at. Changes nothing. Spells out control characters, because a path or the text of an exception may
-have some.
+Owns the printed page and the exit code: 0 if all is well or has ended well, 1 if something is wrong, 2 for wrong usage,
+such as a directory of no job. Changes nothing. Spells out control characters, because a path or the text of an
+exception may have some.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Page:
 
     `statuses`: by the host's name; "" is the job's own status.
     `newest`: the step of the newest checkpoint here.
-    `holders`: the holders of the job and its parts, each with true if it is alive, or None if it belongs to another host
-    and is not visible here.
+    `holders`: the holders of the job and its parts, each with true if it is alive, or None if it belongs to another
+    host and is not visible here.
     `unreadable`: the files that cannot be read here, and why.
     `pace`: a sentence on the cause of long steps, or "".
     """
