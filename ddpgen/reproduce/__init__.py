@@ -1,1 +1,1 @@
-"""A run done again, compared with another, and its environment locked."""
+"""Reproduce a run, compare it with another, and lock its environment."""

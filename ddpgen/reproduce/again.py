@@ -1,6 +1,6 @@
-"""A run once more, from the bundle that it keeps: whether it is rendered alike here, and where it may be launched.
+"""Reproduce a run from the bundle that it keeps: is it rendered alike here, and where may it be launched?
 
-Owns the directory of a reproduction: the bundle, and beside it the new checkpoints.
+Owns the directory of a reproduction, which holds the bundle and the new checkpoints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from ddpgen.spec.job import JobSpec
 
 
 def place(directory: Path, output: Path | None) -> Path:
-    """Where the run of this checkpoint directory is reproduced: not there yet, or with nothing but a bundle in it, which
-    an earlier try has left. Raises BundleRefusedError."""
+    """Return the directory in which to reproduce the run of this checkpoint directory.
+
+    It does not exist yet, or holds only the bundle of an earlier try. Raises BundleRefusedError.
+    """
     found = (output or Path("build", f"{directory.absolute().name}-reproduced")).absolute()
     if found.is_relative_to(directory.absolute()):
         raise BundleRefusedError(
@@ -31,7 +33,7 @@ def place(directory: Path, output: Path | None) -> Path:
 
 
 def compared(bundle: Path) -> str:
-    """Whether this ddpgen makes the same bytes of the spec in bundle.json, in words."""
+    """Say in words if this ddpgen renders the same bytes from the spec in bundle.json."""
     listing = write.read(bundle)
     by = f"rendered by ddpgen {listing['ddpgen']}"
     try:
@@ -46,7 +48,7 @@ def compared(bundle: Path) -> str:
 
 
 def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
-    """The files that would be others, of the artefacts and of the training module."""
+    """Yield the artefacts and the files of the training module that this ddpgen would make differently."""
     import hashlib
 
     from ddpgen.render import Renderer
@@ -68,9 +70,9 @@ def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
 
 
 def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
-    """The job of `tier` in this bundle, and where its checkpoints will be, which is not where the run's own are.
+    """Return the job of `tier` in this bundle, and its checkpoint directory.
 
-    Raises TargetUnavailableError.
+    Raises TargetUnavailableError if the bundle has no such job, or the directory is the run's own.
     """
     from ddpgen.monitor.record import Following
     from ddpgen.tiers.registry import TIERS

@@ -1,7 +1,7 @@
-"""Two specs, or two bundles, compared: the fields of their jobs, and the files they come out as.
+"""Compare two specs or two bundles: the fields of their jobs, and the files that they render to.
 
-Owns which of their parts are compared, and how differences read. What runs left behind is compared by the
-training module (train/tools/verify/diff.py).
+Owns the choice of the parts to compare, and the text of the differences. The training module
+(train/tools/verify/diff.py) compares the files that runs left behind.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from ddpgen.spec.yamltree import Listing, Node, Table, dotted
 from ddpgen.tiers.registry import MODELS
 
 BUNDLE, RUN = "bundle", "run"
-MOST_LINES = 200  # of each kind of files
-_SMALL = 40  # lines: so much of the training module is shown
-_WIDTH = 60  # of a value
+MOST_LINES = 200  # shown of each kind of file
+_SMALL = 40  # lines; a larger difference of the training module is summed up in one
+_WIDTH = 60  # characters shown of a value
 _NONE = "-"
 
 
 class Field(NamedTuple):
-    """A field that differs: for these tiers, or for all without one. `was`, `now`: as JSON holds them; the places:
-    file:line, "default", or "" where there is none."""
+    """A field that differs on `tiers`; empty `tiers` mean all of them.
+
+    `was`, `now`: the values as JSON has them. `was_at`, `now_at`: file:line, "default", or "" if there is no place.
+    """
 
     tiers: Sequence[str]
     name: str
@@ -44,8 +46,11 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What differs. `only`: tiers and files that one of the two has; `diffs`: by kind of file ("" are artefacts) and
-    path, the lines of a unified diff."""
+    """The differences.
+
+    `only`: the tiers and files that only one of the two has. `diffs`: the lines of a unified diff, by kind of file
+    ("" for artefacts) and path.
+    """
 
     fields: Sequence[Field]
     only: Sequence[str]
@@ -57,15 +62,17 @@ class Found:
 
 
 def kind(path: str) -> str:
-    """The kind of what lies there, by what can be seen from outside."""
+    """Return the kind of `path` (bundle, run or spec), from its name and the files in it."""
     if Path(path).is_dir():
         return BUNDLE if (Path(path) / write.LISTING).is_file() else RUN
     return RUN if path.endswith(".json") else "spec"
 
 
 def specs(a: str, b: str) -> Found:
-    """Compare two specs: their jobs for each tier that both have, and what those render to. Raises the errors of
-    reading and checking a spec."""
+    """Compare two specs: their jobs for each tier that both have, and the files that these render to.
+
+    Raises the errors of reading and checking a spec.
+    """
     left, right = job.load(a), job.load(b)
     both = [tier for tier in left if tier in right]
     fields = []
@@ -84,8 +91,10 @@ def specs(a: str, b: str) -> Found:
 
 
 def bundles(a: str, b: str) -> Found:
-    """Compare two bundles: the jobs they were rendered from, and their files as they are now. Raises
-    SpecUnreadableError."""
+    """Compare two bundles: the jobs that they were rendered from, and their files as they are now.
+
+    Raises SpecUnreadableError.
+    """
     left, right = write.read(Path(a)), write.read(Path(b))
     both = [tier for tier in left["spec"] if tier in right["spec"]]
     fields = [
@@ -103,7 +112,7 @@ def bundles(a: str, b: str) -> Found:
 
 
 def as_text(found: Found) -> str:
-    """For people: fields, artefacts, code, and the training module."""
+    """Return the differences for people: fields, artefacts, code, and the training module."""
     sections = [[*map(_line, found.fields), *found.only]]
     for kind, diffs in found.diffs.items():
         lines = [line for path in diffs for line in diffs[path]]
@@ -129,7 +138,7 @@ def _line(field: Field) -> str:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """For programs: all of it."""
+    """Return all differences for programs."""
     return {
         "same": found.same,
         "fields": [
@@ -156,7 +165,7 @@ def as_json(found: Found) -> dict[str, Any]:
 def _differing(
     was: Any, now: Any, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """The places at which two JSON values differ, each with both values; None where there is none."""
+    """Yield each path at which two JSON values differ, and both values. A missing value is None."""
     left, right = _children(was), _children(now)
     if left is None or right is None:
         if was != now:
@@ -173,7 +182,7 @@ def _children(value: Any) -> Mapping[str, Any] | None:
 
 
 def _merged(fields: Sequence[Field], every: Sequence[str]) -> list[Field]:
-    """The same difference on several tiers is one."""
+    """Join the same difference on several tiers into one. A difference on all tiers names no tier."""
     tiers: dict[str, list[str]] = {}
     for each in fields:
         tiers.setdefault(repr(each[1:]), []).extend(each.tiers)
@@ -185,7 +194,7 @@ def _merged(fields: Sequence[Field], every: Sequence[str]) -> list[Field]:
 
 
 def _place(reading: Reading, path: Sequence[str]) -> str:
-    """Where the value stands; a shorthand stands for what is below it."""
+    """Return file:line of the value, or "default". A value below a shorthand has the shorthand's place."""
     node: Node | None = reading.root
     for part in path:
         if isinstance(node, Table):
@@ -236,7 +245,7 @@ def _unified(names: Sequence[str], path: str, was: bytes, now: bytes) -> list[st
 
 
 def _contents(bundle: Path, paths: Mapping[str, Any]) -> dict[str, bytes]:
-    """What the listed files hold now; one that was removed is left out."""
+    """Return the present contents of the listed files, without removed files."""
     found = {}
     for path in paths:
         try:

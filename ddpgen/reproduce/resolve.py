@@ -1,7 +1,7 @@
-"""`ddpgen lock`: write down what a job runs with, so that it can be installed again: versions and hashes.
+"""`ddpgen lock`: record the versions and hashes of a job's packages, so that they can be installed again.
 
-Owns what may not be locked, and how uv and pip are asked. What a lock looks like, and whether one is
-outdated, is bundle/lock.py's.
+Owns the refusal of packages that cannot be locked, and the calls of uv and pip. bundle/lock.py owns the form of a
+lock, and the check for an outdated one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpgen.programs import output
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 
-# ddpgen stays here, and an environment has a pip of its own.
+# The hosts need no ddpgen, and an environment has a pip of its own.
 _LEFT_OUT = ("ddpgen", "pip")
 _INDEX = re.compile(r"(-i|-f|--(index-url|extra-index-url|find-links|no-index))(?![a-z-])")
 _INSTALLED = """\
@@ -46,7 +46,7 @@ _HINTS = {
 
 
 def container(image: str) -> dict[str, str]:
-    """What the head of a lock says of a container. Raises Refused for one that is not named by its digest."""
+    """Return a lock's header entry for a container. Raises Refused if the image is not named by its digest."""
     image = re.sub("^docker:(//)?", "", image)
     if re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", image):
         return {"container": image}
@@ -61,9 +61,9 @@ def container(image: str) -> dict[str, str]:
 def packages(
     job: JobSpec, requirements: Path | None, home: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """What the head of a lock says, and its requirements. Raises TargetUnavailableError, FileTroubleError.
+    """Return a lock's header entries and its requirements. Raises TargetUnavailableError, FileTroubleError.
 
-    `requirements`: None for what the job's Python has here. `home`: the directory of the lock.
+    `requirements`: a file, or None for the packages that the job's Python has here. `home`: the directory of the lock.
     """
     name = os.path.expanduser(job.python.interpreter)
     python = shutil.which(name)
@@ -93,7 +93,7 @@ def packages(
 
 
 def write(path: Path, spec: str, facts: Mapping[str, str], lines: Iterable[str]) -> None:
-    """Write a lock, in the place of an earlier one. Raises FileTroubleError."""
+    """Write a lock, and replace an earlier one. Raises FileTroubleError."""
     text = lock.head(spec, facts) + "".join(f"{line}\n" for line in lines)
     new = path.with_name(f".{path.name}.new")
     try:
@@ -106,7 +106,7 @@ def write(path: Path, spec: str, facts: Mapping[str, str], lines: Iterable[str])
 
 
 def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
-    """What the head says of a requirements file, and its lines that say where packages are."""
+    """Return the header entry for a requirements file, and its lines that say where packages are."""
     try:
         origin = lock.source(requirements, home)
         text = requirements.read_text("utf-8")
@@ -121,12 +121,12 @@ def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
 
 
 def _versions(installed: Iterable[tuple[str, str, str]]) -> list[str]:
-    """What is installed, as requirements. Raises TargetUnavailableError for what is from no index."""
+    """Return the installed packages as requirements. Raises TargetUnavailableError if one is not from an index."""
     found: dict[str, str] = {}
     local: list[str] = []
     for name, version, direct in installed:
         name = _canonical(name or "")
-        if name and name not in (*_LEFT_OUT, *found):  # of two the first on the path is imported
+        if name and name not in (*_LEFT_OUT, *found):  # Python imports the first of two on the path
             found[name] = f"{name}=={version}"
             if url := json.loads(direct).get("url"):
                 local.append(f"{name} (from {url})")
@@ -139,7 +139,7 @@ def _canonical(name: str) -> str:
 
 
 def _resolved(command: Sequence[str]) -> list[str]:
-    """The requirements that uv or pip make of a file. Raises TargetUnavailableError."""
+    """Return the requirements that uv or pip resolves from a file. Raises TargetUnavailableError."""
     tool = "uv" if command[1] == "pip" else "pip"
     code, said = output(command)
     if code != 0:
@@ -156,7 +156,7 @@ def _resolved(command: Sequence[str]) -> list[str]:
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    """A requirement, from what pip reports; without a hash for what is from no index."""
+    """Return a requirement from pip's report, without a hash if it is not from an index."""
     about = item["metadata"]
     digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
     if item["is_direct"] or not digest:

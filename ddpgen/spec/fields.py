@@ -1,7 +1,7 @@
 """The kinds of value that a spec writes as one scalar, and the interface of all kinds.
 
-Owns ranges and the traps of YAML 1.1 (`yes`, `2:00`, `010`, `1e-3`); values with a unit are in times.py, lists and
-mappings in groups.py. Knows neither the names of fields nor where they stand; pure.
+Owns ranges and the traps of YAML 1.1 (`yes`, `2:00`, `010`, `1e-3`). Values with a unit are in times.py, lists and
+mappings in groups.py. Knows neither the names of fields nor their places in a file. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 REQUIRED = object()
 LARGEST = 2**63 - 1
-LONGEST = 60  # characters of a number; a longer text is not even looked at
+LONGEST = 60  # characters of a number; a longer text is refused at once
 
 
 class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, never shown raised)
-    """What is wrong with one value, and what to write instead."""
+    """The refusal of one value: `what` is wrong with it, and the `remedy`."""
 
     def __init__(self, what: str, remedy: str):
         super().__init__(what)
@@ -32,9 +32,9 @@ class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, 
 
 
 def setting(kind: Kind, default: Any = REQUIRED) -> Any:
-    """A dataclass field of the spec: its kind and its default.
+    """Return a dataclass field of the spec, with its kind and its default.
 
-    Where the default is nothing at all (None, an empty list or mapping) the spec may say `null` for it.
+    If the default is None, an empty list or an empty mapping, the spec may write `null` for it.
     """
     metadata = {"kind": kind, "null": default in (None, (), dict)}
     if callable(default):
@@ -42,15 +42,15 @@ def setting(kind: Kind, default: Any = REQUIRED) -> Any:
     return field(default=default, metadata=metadata)
 
 
-# The JSON Schema of a field, by its declaration and its path in the spec: targets.hosts.hosts[].nic.
+# Returns the JSON Schema of a field, from its declaration and its path in the spec: targets.hosts.hosts[].nic.
 OfField = Callable[[Field[Any], str], dict[str, Any]]
 
 
 class Kind:
-    """The values that a field may hold, and what is done with them.
+    """The values that a field may hold, and how they are read, described, stored and loaded.
 
-    `wants`: what to write, for people. `sample`: stands in for a value that was refused. `inner`: the kinds of the
-    fields below, by name.
+    `wants`: the allowed values in words, for messages. `sample`: the value that replaces a refused one. `inner`: the
+    kinds of the fields below, by name.
     """
 
     wants = "a value"
@@ -58,49 +58,49 @@ class Kind:
     inner: Mapping[str, Kind] = {}
 
     def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
-        """The value of `node`. Raises Refused for a node of another kind, and tells `walk` what is wrong below it."""
+        """Return the value of `node`. Raises Refused if the node itself does not fit; errors below it go to `walk`."""
         raise NotImplementedError
 
     def misfit(self, node: Node) -> Refused:
-        """The refusal of a node of another shape than the kind has."""
+        """Return the refusal of a node whose shape does not fit the kind."""
         return Refused(f"is {describe(node)}", f"write {self.wants}")
 
     def spelled_out(self, node: Node) -> Node:
-        """A value that stands for a mapping, as that mapping; any other node as it is."""
+        """Return the mapping that a shorthand stands for; return any other node as it is."""
         return node
 
     def stand_in(self, path: tuple[str, ...], walk: Walk) -> Any:
-        """The value for a field that is missing or refused, so that the walk can go on."""
+        """Return a value for a field that is missing or refused, so that the walk can go on."""
         return self.sample
 
     def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
-        """The kind for editors, as JSON Schema."""
+        """Return the JSON Schema of the kind, for editors."""
         raise NotImplementedError
 
     def dump(self, value: Any) -> Any:
-        """The value as bundle.json has it."""
+        """Return the value as bundle.json stores it."""
         return value
 
     def load(self, held: Any) -> Any:
-        """The value that dump() made `held` of. Wrong values raise Refused, ValueError, KeyError or TypeError."""
+        """Return the value that dump() stored as `held`. Wrong ones raise Refused, ValueError, KeyError or TypeError."""
         return held
 
     def written(self, value: Any) -> Any:
-        """The value as people write it in a spec."""
+        """Return the value as a user writes it in a spec."""
         return self.dump(value)
 
 
 class Leaf(Kind):
-    """A kind that is written as one scalar. `form`: the scalar as JSON Schema."""
+    """A kind that is written as one scalar. `form`: the JSON Schema of the scalar."""
 
     form: Mapping[str, Any]
 
     def parse(self, raw: Scalar) -> Any:
-        """The value of a scalar that is not null. Raises Refused."""
+        """Return the value of a scalar that is not null. Raises Refused."""
         raise NotImplementedError
 
     def parse_text(self, text: str) -> Any:
-        """The value of a text that stands in no spec. Raises Refused."""
+        """Return the value of a text from outside a spec. Raises Refused."""
         return self.parse(Scalar(Position(), (), text, "str", quoted=False))
 
     def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
@@ -135,7 +135,7 @@ class Text(Leaf):
 
 
 class Value(Text):
-    """The value of an environment variable: any text, also none at all."""
+    """The value of an environment variable: any text, or "" in quotes."""
 
     def parse(self, raw: Scalar) -> str:
         return "" if raw.quoted and not raw.text else super().parse(raw)
@@ -161,14 +161,14 @@ class Whole(Leaf):
             raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.wants}")
         value = int(raw.text.replace("_", ""), 16 if raw.text.startswith("0x") else 10)
         if not self.low <= value <= self.high:
-            # The bound that goes without saying: what a number of the file format can be.
+            # `wants` leaves out the bound LARGEST, so name it once a value exceeds it.
             most = f" to {LARGEST}" if value > self.high == LARGEST else ""
             raise Refused(f"{value} is out of range", f"write {self.wants}{most}")
         return value
 
 
 class Number(Leaf):
-    """A number, whole or not; `above` is excluded, `low` included."""
+    """A number, whole or not: at least `low`, and greater than `above`."""
 
     def __init__(self, low: float | None = None, above: float | None = None):
         self.low, self.above, self.sample = low, above, 1.0
@@ -198,7 +198,7 @@ class Number(Leaf):
 
 
 class NodeCount(int):
-    """How many machines; an elastic job also runs on fewer, down to `least`."""
+    """The number of machines. An elastic job also runs on fewer, down to `least`."""
 
     least: int
 
@@ -209,7 +209,7 @@ class NodeCount(int):
 
     @property
     def elastic(self) -> bool:
-        """Whether the number may change while the job runs."""
+        """True if the number may change while the job runs."""
         return self.least < self
 
     def __str__(self) -> str:
@@ -274,12 +274,12 @@ class Flag(Leaf):
 
 
 def _number_schema(kind: str) -> dict[str, Any]:
-    """Editors read YAML 1.2, where 1_000 is a text."""
+    """Return the schema of a number. It allows 1_000 as a text, because editors read YAML 1.2."""
     return {"type": [kind, "string"], "pattern": "^[-+]?[0-9]+_[0-9_.]*$"}
 
 
 def refuse_non_number(raw: Scalar, wants: str) -> None:
-    """Explain what YAML 1.1 makes of a text that only looks like a number. Raises Refused."""
+    """Raise Refused for a text that only looks like a number, and say how YAML 1.1 reads it."""
     refuse_long(raw, wants)
     if raw.quoted:
         raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {wants}")
@@ -292,13 +292,13 @@ def refuse_non_number(raw: Scalar, wants: str) -> None:
 
 
 def refuse_long(raw: Scalar, wants: str) -> None:
-    """Raises Refused."""
+    """Raise Refused for a text of more than LONGEST characters."""
     if len(raw.text) > LONGEST:
         raise Refused(f"{show(raw.text)} is far too long", f"write {wants}")
 
 
 def refuse_base_60(raw: Scalar, remedy: str) -> None:
-    """2:00 is the number 120 to YAML 1.1: say so. Raises Refused."""
+    """Raise Refused for a text like 2:00, which YAML 1.1 reads as the number 120."""
     if raw.tag in ("int", "float") and ":" in raw.text:
         value = 0.0
         for part in raw.text.lstrip("+-").replace("_", "").split(":"):
@@ -307,7 +307,7 @@ def refuse_base_60(raw: Scalar, remedy: str) -> None:
 
 
 def decimal(text: str) -> float | None:
-    """1e-3, .5, 1_000: what people call a number; None for anything else."""
+    """Return the number in a text like 1e-3, .5 or 1_000; None for any other text."""
     if len(text) > LONGEST or not re.fullmatch(
         r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII
     ):
@@ -316,18 +316,18 @@ def decimal(text: str) -> float | None:
 
 
 def truth(text: str) -> str:
-    """What YAML 1.1 makes of yes, on, True and their likes."""
+    """Return "true" or "false", as YAML 1.1 reads yes, on, True and the like."""
     return "true" if text.lower() in ("yes", "on", "true") else "false"
 
 
 def show(text: str) -> str:
-    """A value as it appears in a message: quoted, short, on one line."""
+    """Return a value as a message shows it: quoted, short, on one line."""
     short = text if len(text) <= 60 else text[:57] + "..."
     return f'"{short}"' if short.isprintable() else ascii(short)
 
 
 def describe(node: Node) -> str:
-    """A node that is no value of its field, for a message."""
+    """Describe a node that does not fit its field, for a message."""
     if isinstance(node, Table):
         return "a mapping"
     if isinstance(node, Listing):
@@ -337,7 +337,7 @@ def describe(node: Node) -> str:
     return "an alias" if node.tag == "alias" else show(node.text)
 
 
-# What other tools call it, and no likeness would find.
+# Names that other tools use. They are too unlike ours for did_you_mean to find by similarity.
 _ALSO_CALLED = {
     "learning_rate": "lr",
     "max_grad_norm": "grad_clip",
@@ -346,7 +346,7 @@ _ALSO_CALLED = {
 
 
 def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
-    """The remedy for a word that is not known."""
+    """Return the remedy for an unknown word. `more`: the remedy if no known word is similar."""
     import difflib
 
     word = _ALSO_CALLED.get(word, word)

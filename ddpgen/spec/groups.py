@@ -1,7 +1,7 @@
 """The kinds of value that hold other values: lists, mappings of free names, groups of known fields.
 
-Owns the walk over them, which builds values and goes on after each that is wrong or missing. Knows neither tiers nor
-overlays; pure.
+Owns the walk over them, which builds the values and goes on after one that is wrong or missing. Knows neither tiers nor
+overlays. Pure.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 class Walk:
     """One pass over a merged spec.
 
-    `of_script`: True if `args` are words for a script, which gets them as they are written. `elsewhere` names the
-    group that has a field of a name, or returns "". `missing` is kept apart from `findings`, because a field may be
-    missing for one tier alone. `wrong`: the paths of the fields that hold a stand-in.
+    `of_script`: True if `args` are words for a script, which gets them as they are written. `elsewhere` returns the
+    group that has a field of the given name, or "". `missing` is kept apart from `findings`, because a field may be
+    missing on one tier alone. `wrong`: the paths of the fields that hold a stand-in.
     """
 
     def __init__(self, of_script: bool, elsewhere: Callable[[str], str]) -> None:
@@ -48,7 +48,7 @@ class Walk:
         self.wrong: set[str] = set()
 
     def value(self, kind: Kind, node: Node, path: Path) -> Any:
-        """The value of `node`, or a stand-in if it is refused."""
+        """Return the value of `node`, or a stand-in if the kind refuses the node."""
         try:
             return kind.read(node, path, self)
         except Refused as refused:
@@ -122,7 +122,7 @@ class Pairs(Kind):
         return self.schema_of(["string", "number"])
 
     def schema_of(self, types: list[str]) -> dict[str, Any]:
-        """A mapping with values of these types."""
+        """Return the schema of a mapping with values of these types."""
         return {
             "type": "object",
             "propertyNames": {"pattern": f"^({self.names})$"},
@@ -131,7 +131,7 @@ class Pairs(Kind):
 
 
 class Arguments(Pairs):
-    """Arguments of a program: a mapping of names to whatever JSON can say, or a list of words as they are."""
+    """Arguments of a program: a mapping of names to any JSON values, or a list of words, passed as they are."""
 
     def __init__(self, names: str, names_want: str, word: Text):
         super().__init__(names, names_want, word)
@@ -150,7 +150,7 @@ class Arguments(Pairs):
         return self._word(item, path, walk)
 
     def _word(self, node: Node, path: Path, walk: Walk) -> Any:
-        """A value for a script: 1.10 is another version than 1.1, and 007 no number."""
+        """Return a value for a script as written, because version 1.10 is not 1.1, and 007 is not 7."""
         if isinstance(node, Scalar) and node.tag in ("str", "timestamp", "int", "float"):
             return node.text
         return self._free(node, path, walk)
@@ -180,7 +180,7 @@ class Arguments(Pairs):
 
 
 class Group(Kind):
-    """A mapping of known fields; `shorthand` names the one a bare scalar stands for."""
+    """A mapping of known fields. `shorthand` names the field that a bare scalar stands for."""
 
     def __init__(self, model: Any, shorthand: str = ""):
         self.model, self.shorthand = model, shorthand

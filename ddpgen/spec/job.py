@@ -1,7 +1,7 @@
 """The job spec, typed: every field with its kind and its default.
 
-A field of the job is declared here. A field of one tier is declared in fields.py of the tier's folder. docs/spec.md says
-what each decides and what a wrong value costs. Rules between fields are in rules.py. Pure.
+A field of the job is declared here, a field of one tier in fields.py of the tier's folder. docs/spec.md says what each
+field decides and what a wrong value costs. Rules between fields are in rules.py. Pure.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
@@ -20,8 +20,8 @@ from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 if TYPE_CHECKING:
     from fractions import Fraction  # which is slow to import, and most jobs need none
 
-MOST_SAMPLES = 100_000_000  # in a step: the positions of more would not fit into memory
-# gloo and NCCL take no address here.
+MOST_SAMPLES = 100_000_000  # in a step; the positions of more would not fit into memory
+# The name of an interface. An address is refused, because gloo and NCCL take none here.
 INTERFACE = Text(
     r"(?![0-9]+(\.[0-9]+){3}$|[^:]*:[^:]*:)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
     "one exact interface name, like eth0",
@@ -38,7 +38,7 @@ ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a t
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Checkpoint:
-    """Where the job's progress is kept and how often it is written."""
+    """The checkpoints: where they lie, how often one is written, how many are kept."""
 
     dir: str | None = setting(Text(wants="a path"), None)
     every: Period = setting(Every(), Period(None, 600.0))
@@ -47,12 +47,12 @@ class Checkpoint:
 
     @property
     def url(self) -> str | None:
-        """Where checkpoints are kept beside the directory, when `dir` is a URL."""
+        """`dir`, if it is the URL of a store; else None."""
         return self.dir if self.dir and "://" in self.dir else None
 
     @property
     def path(self) -> str | None:
-        """`dir`, when it is a directory."""
+        """`dir`, if it is a directory; else None."""
         return None if self.url else self.dir
 
 
@@ -68,7 +68,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Preflight:
-    """What every host looks at before torch starts."""
+    """The checks of every host before torch starts."""
 
     enabled: bool = setting(Flag(), True)
     ignore: tuple[str, ...] = setting(Texts(Text(r"[A-Z]+[0-9]{3}", "a code like NIC008")), ())
@@ -76,7 +76,7 @@ class Preflight:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Python:
-    """Which Python runs the job on the hosts."""
+    """The Python that runs the job on the hosts."""
 
     interpreter: str = setting(Text(wants="a program name, ~/path or /path"), "python3")
     activate: tuple[str, ...] = setting(Texts(Text(wants="a line of bash")), ())
@@ -84,7 +84,7 @@ class Python:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Environment:
-    """What that Python has."""
+    """The packages of that Python: as installed there, or from the version lock."""
 
     packages: str = setting(Choice("installed", "locked"), "installed")
 
@@ -114,7 +114,7 @@ class Stop:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Best:
-    """Which evaluation is the best."""
+    """The metric that decides which evaluation is the best."""
 
     metric: str = setting(Text(r"[^\0\s]+", "the name of a metric, like loss or accuracy"), "loss")
     mode: str | None = setting(Choice("min", "max"), None)
@@ -122,7 +122,7 @@ class Best:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EarlyStop:
-    """When evaluations that get no better end the training."""
+    """The rule that ends the training when evaluations no longer improve."""
 
     patience: int = setting(Whole(1))
     min_delta: float = setting(Number(low=0), 0.0)
@@ -130,14 +130,14 @@ class EarlyStop:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Profile:
-    """Which steps are traced."""
+    """The steps that the profiler traces."""
 
     steps: Span = setting(StepSpan())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Train:
-    """What is trained, on how much, and how."""
+    """The training: the workload, script or command, and the settings of its loop."""
 
     workload: str | None = setting(
         Text(
@@ -209,7 +209,7 @@ class Train:
 
     @property
     def own_file(self) -> str:
-        """The user's file in `code` that is run; "" where there is none."""
+        """The user's file in `code` that the job runs; "" if it runs no such file."""
         if self.runs == "workload":
             return (self.workload or "").rpartition(":")[0]
         place = self.script or self.command[0]
@@ -219,7 +219,10 @@ class Train:
 
 
 class Machine(NamedTuple):
-    """One node of a job. `name` is "" where a scheduler chooses it; `weight`: of each process, relative to the others."""
+    """One node of a job.
+
+    `name` is "" if a scheduler chooses the node. `weight`: the weight of each process, relative to the other nodes'.
+    """
 
     name: str
     procs: int
@@ -231,12 +234,12 @@ class Machine(NamedTuple):
 class JobSpec:
     """One job for one tier: the spec's top level with that tier's overlay merged in.
 
-    A tier with fields of its own has a subclass, which overrides what follows from them.
+    A tier with fields of its own has a subclass, which overrides the properties that depend on these fields.
     """
 
-    # True if its processes meet over a network.
+    # True if the job's processes meet over a network.
     meets: ClassVar[bool] = False
-    # True if what the job says of its machines holds for each. If not, the tier's own rules check them.
+    # True if the job's fields about machines hold for every machine. If False, the tier's own rules check the machines.
     uniform: ClassVar[bool] = True
 
     name: str = setting(NAME)
@@ -257,22 +260,22 @@ class JobSpec:
 
     @property
     def checkpoint_path(self) -> str:
-        """The checkpoint directory on the disk of a host; a relative one lies beside the bundle."""
+        """The checkpoint directory on a host's disk. A relative path starts at the directory that holds the bundle."""
         return self.checkpoint.path or f"checkpoints/{self.name}"
 
     @property
     def locked(self) -> bool:
-        """Whether the packages of its lock are installed where it runs."""
+        """True if each host installs the packages of the version lock."""
         return self.environment.packages == "locked"
 
     @property
     def world_size(self) -> int:
-        """Processes over all nodes."""
+        """The number of processes on all nodes."""
         return self.nodes * self.procs_per_node
 
     @property
     def on_gpus(self) -> bool:
-        """Whether there is a GPU wherever a process runs."""
+        """True if every process runs on a node with a GPU."""
         return bool(self.gpus_per_node)
 
     @property
@@ -292,21 +295,21 @@ class JobSpec:
 
     @property
     def preempted_after(self) -> float | None:
-        """The mean time between preemptions in seconds, by which the job finds its checkpoint interval."""
+        """The mean time between preemptions in seconds, from which the job computes its checkpoint interval."""
         return None
 
     @property
     def alone(self) -> JobSpec:
-        """The job as a single copy, where a scheduler would start several."""
+        """The job as a single copy, even if a scheduler would start several."""
         return self
 
     def keeps(self, path: str) -> bool:
-        """True if a file below `path`, as the job sees it, is there at its next start."""
+        """True if a file below `path`, as the job sees it, still exists at the job's next start."""
         return True
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per optimizer step over all processes; 0 for a script."""
+        """The number of micro-batches in an optimizer step, over all processes; 0 for a script."""
         train = self.train
         if not train.global_batch_size or not train.micro_batch_size:
             return 0

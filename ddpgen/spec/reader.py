@@ -1,7 +1,7 @@
-"""YAML text → JobSpec for every tier, with every error at once and each at its own place.
+"""Read YAML text into a JobSpec for each tier, and report all errors at once, each at its own place.
 
 Owns overlays: they are merged first, and the result is validated once. The kinds of the fields (fields.py, times.py,
-groups.py) read the values; rules.py judges them together. Opens no file; pure.
+groups.py) read the values; rules.py checks the rules between them. Opens no file. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import RIVALS, Conflict, conflicts
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_null
 
-# By the names of the tiers: the class of each one's jobs. A spec without targets is for the first tier.
+# The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
 Models = Mapping[str, type[JobSpec]]
 
 
@@ -32,15 +32,15 @@ class Reading(NamedTuple):
     warnings: tuple[Finding, ...]
 
     def locate(self, conflict: Conflict) -> Finding:
-        """The conflict as a finding at the place of its first field."""
+        """Return the conflict as a finding, at the place of its first field."""
         return _locate(conflict, self.root)
 
 
 def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
-    """The job for each tier that the spec can be read for; raises SpecInvalidError with every error.
+    """Return the job for each tier that the spec fits. Raises SpecInvalidError with every error.
 
-    A spec that names no tier is for the first of `models`. One that names others is for the first, too,
-    where its top level can run on one machine as it is.
+    A spec that names no tier is for the first of `models`. A spec that names other tiers is also for the first, if
+    its top level can run on one machine as it is.
     """
     try:
         root, findings = yamltree.parse(raw)
@@ -79,7 +79,7 @@ def _runs_script(root: Table) -> bool:
 def _overlays(
     root: Table, findings: list[Finding], tiers: Iterable[str]
 ) -> dict[str, Table | None]:
-    """The overlay of each tier; takes `targets` out of the job itself."""
+    """Return the overlay of each tier, and take `targets` out of the job itself."""
     tiers = tuple(tiers)
     overlays: dict[str, Table | None] = {tiers[0]: None}
     targets = root.entries.pop("targets", None)
@@ -105,7 +105,7 @@ def _overlays(
 
 
 def _merge(base: Table, overlay: Table, kind: Kind, path: tuple[str, ...] = ()) -> Table:
-    """`base` with the entries of `overlay` laid over it; nodes keep the place they came from."""
+    """Return `base` with the entries of `overlay` laid over it. Each node keeps its place in the file."""
     merged = Table(overlay.place if path else base.place, base.path, {}, {})
     given = {(*path, name) for name, node in overlay.entries.items() if not is_null(node)}
     dropped = {rival for rivals in RIVALS if given.intersection(rivals) for rival in rivals}
@@ -122,7 +122,7 @@ def _merge(base: Table, overlay: Table, kind: Kind, path: tuple[str, ...] = ()) 
 
 
 def _locate(conflict: Conflict, root: Table) -> Finding:
-    """Point at the conflict's first field, or at the nearest thing around it that is in the file."""
+    """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first."""
     given = [about for about in conflict.about if _reached(root, about)[1] == len(_parts(about))]
     about = given[0] if given else conflict.about[0]
     node, depth = _reached(root, about)
@@ -131,12 +131,12 @@ def _locate(conflict: Conflict, root: Table) -> Finding:
 
 
 def _parts(about: str) -> tuple[str, ...]:
-    """The steps of a path like hosts[1].nic: hosts, [1], nic."""
+    """Split a path like hosts[1].nic into hosts, [1], nic."""
     return tuple(about.replace("[", ".[").split("."))
 
 
 def _reached(root: Table, about: str) -> tuple[Node, int]:
-    """The node of the path, or the last one on the way to it that is in the file; and how far it is."""
+    """Return the node at the path, or the last node on the way to it that is in the file; and the depth of this node."""
     node: Node = root
     for depth, part in enumerate(_parts(about)):
         below = _below(node, part)
@@ -155,7 +155,7 @@ def _below(node: Node, part: str) -> Node | None:
 
 
 def _elsewhere(models: Models, name: str) -> str:
-    """The group that has a field of this name, when the user put it in the wrong one."""
+    """Return the group that has a field of this name, for a user who put it into another group; "" if none has it."""
     job = Group(JobSpec)
     if name in job.inner:
         return "the top level of the spec"

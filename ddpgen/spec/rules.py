@@ -1,4 +1,4 @@
-"""What fields of a spec may not say together. Each rule reads like the sentence it enforces. Pure."""
+"""The rules between fields of a spec. Each rule reads like the sentence it enforces. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddpgen.spec import secrets
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
-# A job gives one field of each set; an overlay's takes the place of the job's.
+# A job gives one field of each set. If an overlay gives one, it replaces the job's.
 RIVALS = (
     (("train", "steps"), ("train", "epochs")),
     (("train", "workload"), ("train", "script"), ("train", "command")),
 )
 _SCRIPT_MAY_SET = ("workload", "script", "command", "args", "threads")
 _SCRIPTS_ONLY = ("args_style", "workdir", "resume", "guard", "stop")
-# Stores that fsspec reaches, each by a package of its own.
+# URL schemes of the stores that fsspec reaches, each with a package of its own.
 SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
     "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
@@ -27,7 +27,7 @@ SCHEMES = (
 MOST_PROCESSES = 1 << 20  # each has a row in the plan
 WORKLOADS = ("gpt", "mnist", "toy")
 
-# Variables that bash or torchrun own; a value given for them would be lost or break the script.
+# Variables that bash or torchrun set. A value from the spec would be lost, or break the script.
 _BASH_OWNS = frozenset([
     "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_COMMAND", "BASH_LINENO",
     "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "COMP_WORDBREAKS", "DIRSTACK",
@@ -39,14 +39,14 @@ _TORCHRUN_OWNS = frozenset([
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
 ])  # fmt: skip
-# The supervisor sets them from `nic`, whose interface the preflight checks.
+# The supervisor sets these from `nic`. The preflight checks the interface of `nic`.
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
 
 
 class Conflict(NamedTuple):
-    """Fields that disagree; the first one is where the user is pointed to."""
+    """Fields that contradict each other. The finding points at the first of them that is in the file."""
 
     about: tuple[str, ...]
     what: str
@@ -55,7 +55,7 @@ class Conflict(NamedTuple):
 
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
-    """Everything that is wrong between the fields of `job`."""
+    """Return every conflict between the fields of `job`."""
     return chain(
         _what_runs(job),
         _batches(job),
@@ -105,7 +105,7 @@ def _is_default(train: Train, name: str) -> bool:
 
 
 def _of_a_script(train: Train) -> Iterator[Conflict]:
-    """What a workload has no use for."""
+    """Yield a conflict for each field that only a script uses; the job has a workload."""
     for name in _SCRIPTS_ONLY:
         if not _is_default(train, name):
             what = "is for a script, and has no effect on a workload"
@@ -291,7 +291,7 @@ def _places(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _url(place: str) -> Iterator[Conflict]:
-    """What is wrong with a URL for checkpoints, or with what was meant to be one."""
+    """Check the URL of a store for checkpoints, or a path that was meant as a URL."""
     scheme, _, rest = place.partition(":")
     if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
         what = f"{show(place)} is a directory of this name, and no URL"
@@ -312,7 +312,7 @@ def _url(place: str) -> Iterator[Conflict]:
 
 
 def s3_name(field: str, name: str) -> Iterator[Conflict]:
-    """What is wrong with the name of a bucket: S3 has rules, and others that speak S3 mostly the same."""
+    """Check the name of a bucket by the rules of S3. Other stores with the S3 protocol have mostly the same rules."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
         what = f"{show(name)} cannot be the name of a bucket in S3"
         remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
@@ -320,7 +320,7 @@ def s3_name(field: str, name: str) -> Iterator[Conflict]:
 
 
 def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Conflict]:
-    """What is wrong with these variables of the job, which stand below `field`."""
+    """Check the job's environment variables, which the spec gives below `field`."""
     for name, value in env.items():
         if secrets.stands_in(name, value):
             what = "looks like a secret, and everybody who reads the bundle reads it"
@@ -347,7 +347,7 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
 
 
 def places(field: str, path: str | None) -> Iterator[Conflict]:
-    """What is wrong with a path on the hosts."""
+    """Check a path on the hosts, which the spec gives at `field`."""
     if path and path.startswith("~") and not (path + "/").startswith("~/"):
         what = f"{show(path)} is the home of another user, which only a login shell finds"
         yield Conflict((field,), what, "write ~/path or /path")
@@ -357,7 +357,7 @@ def places(field: str, path: str | None) -> Iterator[Conflict]:
 
 
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:
-    """What is wrong with a Python of the hosts, which stands at `field`."""
+    """Check the Python of the hosts, which the spec gives at `field`."""
     if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
         what = f'"{python.interpreter}" is another place on every host'
         remedy = "write a name on the PATH, ~/path or /path"

@@ -1,7 +1,7 @@
-"""The declared fields → JSON Schema (draft 2020-12), for editors.
+"""Turn the declared fields into JSON Schema (draft 2020-12), for editors.
 
-The fields of the spec say what a value may be, the tables of docs/spec.md what it decides. A field of the job is written
-out once, and the overlays refer to it.
+The declarations give the allowed values, and the tables of docs/spec.md give the descriptions. The schema spells out
+each field of the job once, and the overlays refer to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFERENCE = "spec.md"  # below docs/
 
 
 def descriptions(reference: str) -> dict[str, str]:
-    """What docs/spec.md says of each field, by its path: train.lr, targets.slurm.time, targets.hosts.hosts[].nic."""
+    """Return the descriptions in docs/spec.md by path: train.lr, targets.slurm.time, targets.hosts.hosts[].nic."""
     found, tier = {}, ""
     for line in reference.splitlines():
         if line.startswith("## "):
@@ -33,14 +33,17 @@ def descriptions(reference: str) -> dict[str, str]:
 
 
 def description(path: str, known: Mapping[str, str]) -> str:
-    """The description of the longest end of `path` that has one: hosts[].python.activate is described as python.activate."""
+    """Return the description of the longest end of `path` that has one.
+
+    For hosts[].python.activate this end is python.activate.
+    """
     while "." in path and path not in known:
         path = path.partition(".")[2]
     return known.get(path, "?")
 
 
 def json_schema(reference: str, models: Models) -> dict[str, Any]:
-    """The schema of a whole spec, overlays included; `reference`: the text of docs/spec.md."""
+    """Return the schema of a whole spec, overlays included. `reference`: the text of docs/spec.md."""
     known = descriptions(reference)
     job_fields = fields(JobSpec)
 
@@ -57,7 +60,7 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
         return schema
 
     job = Group(JobSpec).schema("", of_field)
-    # An overlay gives any part of the job, and the overlay of each tier may have a field that is left out here.
+    # With targets, the top level may leave out required fields, because the overlay of each tier may give them.
     job["anyOf"] = [_take_required(job), {"required": ["targets"]}]
     overlays = {}
     for tier, model in models.items():
@@ -101,14 +104,14 @@ def _take_null(schema: dict[str, Any]) -> None:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The default as JSON; None when there is none, or it is a group of further fields."""
+    """Return the default as JSON; None for a required field, an empty default, or a group of further fields."""
     if field.default_factory is not MISSING or field.default in (REQUIRED, (), None):
         return None
     return field.metadata["kind"].written(field.default)
 
 
 def as_text(schema: Any, indent: str = "") -> str:
-    """JSON in which everything that fits into a line of 100 columns stands in one."""
+    """Return JSON text in which each value that fits into 100 columns is on one line."""
     line = json.dumps(schema, ensure_ascii=False)
     if len(indent + line) <= 100 or not isinstance(schema, (dict, list)):
         return line

@@ -10,7 +10,7 @@ from ddpgen.spec.fields import Leaf, Refused, decimal, refuse_base_60, refuse_lo
 from ddpgen.spec.yamltree import Scalar
 
 _UNITS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
-# As JSON Schema has it, too.
+# Also a pattern in the JSON Schema.
 _TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
 _DURATION = re.compile(_TIME, re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
@@ -23,7 +23,7 @@ _CLOCK = re.compile(
 
 
 class Period(NamedTuple):
-    """Every so many steps, or every so many seconds; exactly one is set."""
+    """A period in steps or in seconds; exactly one of the two is set."""
 
     steps: int | None
     seconds: float | None
@@ -33,7 +33,7 @@ class Period(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Steps, the first and the last included."""
+    """A range of steps, the first and the last included."""
 
     first: int
     last: int
@@ -57,7 +57,7 @@ class Duration(Leaf):
 
 
 class ClockTime(Leaf):
-    """A length of time as a scheduler's users write it, too: 2h, 12:00:00, 2-00:00:00. Kept as seconds."""
+    """A length of time with its unit or in a scheduler's form: 2h, 12:00:00, 2-00:00:00. Kept as seconds."""
 
     sample = 3600.0
     wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
@@ -69,7 +69,7 @@ class ClockTime(Leaf):
         if match is None or not (match["d"] or match["m"]):
             return duration(raw, self.wants, 1.0)
         if not match["d"] and not match["s"]:
-            # To Slurm these are minutes and seconds, to people hours and minutes.
+            # Slurm reads 12:30 as minutes and seconds, people read it as hours and minutes.
             remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
             raise Refused(f"{raw.text} may be hours and minutes, or minutes and seconds", remedy)
         value = sum(int(match[unit] or 0) * _UNIT_S[unit] for unit in "dhms")
@@ -148,7 +148,7 @@ class Every(Leaf):
 
 
 def duration(raw: Scalar, wants: str, least: float = 0.001) -> float:
-    """Seconds in a text like 1h30min, not finer than train can be told. Raises Refused."""
+    """Return the seconds in a text like 1h30min, no finer than the options of train allow. Raises Refused."""
     refuse_long(raw, wants)
     refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
     if raw.text and decimal(raw.text) is not None:
@@ -168,5 +168,5 @@ def _in_range(raw: Scalar, value: float, least: float) -> float:
 
 
 def seconds(value: float) -> str:
-    """A time for an argv: 600s, 0.5s."""
+    """Return a time as text for an argv: 600s, 0.5s."""
     return f"{int(value)}s" if value == int(value) else f"{value!r}s"

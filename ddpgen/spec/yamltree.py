@@ -1,8 +1,8 @@
-"""YAML text → a tree of nodes that remember where they stand. Judges YAML, not job specs.
+"""Parse YAML text into a tree of nodes that keep their places in the file. Judges YAML, not job specs.
 
-Scalars keep their source text beside what YAML 1.1 takes them for, so that `2:00` or `yes` can be
-explained instead of silently becoming 120 or true. Anchors, aliases, merge keys and tags are
-refused: with them a value would stand somewhere else than where it acts.
+A scalar keeps its source text and YAML 1.1's type for it, so that a message can explain `2:00` or `yes`. Without the
+text they would silently become 120 or true. Anchors, aliases, merge keys and tags are refused, because with them a
+value would stand at another place than where it acts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Scalar(NamedTuple):
-    """A value: `text` as written, `tag` what YAML 1.1 reads it as (str, int, float, bool, null…)."""
+    """A value. `text`: as written. `tag`: its type in YAML 1.1 (str, int, float, bool, null…)."""
 
     place: Position
     path: tuple[str, ...]
@@ -38,7 +38,7 @@ class Listing(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A mapping; `keys` holds where each key stands."""
+    """A mapping. `keys`: the place of each key."""
 
     place: Position
     path: tuple[str, ...]
@@ -50,7 +50,7 @@ Node = Scalar | Listing | Table
 
 
 class NotYamlError(Exception):
-    """The text is no YAML mapping at all; carries the findings."""
+    """The text is not a YAML mapping. `findings` says why."""
 
     def __init__(self, *findings: Finding):
         super().__init__()
@@ -58,7 +58,7 @@ class NotYamlError(Exception):
 
 
 def dotted(path: tuple[str, ...]) -> str:
-    """A path as people write it: train.args.width, code[1]."""
+    """Return a path as people write it: train.args.width, code[1]."""
     text = ""
     for part in path:
         text += part if part.startswith("[") else f".{part}" if text else part
@@ -71,14 +71,14 @@ def is_null(node: Node) -> bool:
 
 
 def finding(node: Node, what: str, remedy: str) -> Finding:
-    """A finding at the place of `node`."""
+    """Return a finding at the place of `node`."""
     return Finding(node.place, dotted(node.path), what, remedy)
 
 
 def parse(raw: bytes) -> tuple[Table, list[Finding]]:
-    """The spec's mapping, and what is wrong with its YAML but does not hide the rest.
+    """Return the spec's mapping, and those errors in its YAML that do not hide the rest.
 
-    Raises NotYamlError when there is nothing to go on with.
+    Raises NotYamlError if there is no mapping to go on with.
     """
     text = _decode(raw)
     loader = _Loader(text)
@@ -121,7 +121,7 @@ def _decode(raw: bytes) -> str:
 
 
 class _Builder:
-    """Turns the event stream into nodes, depth first."""
+    """Turns the stream of YAML events into nodes, depth first."""
 
     def __init__(self, loader: Any):
         self.loader = loader
