@@ -1,7 +1,7 @@
 """`ddpgen lock`: record the versions and hashes of a job's packages, so that they can be installed again.
 
-Owns the refusal of packages that cannot be locked, and the calls of uv and pip. bundle/lock.py owns the form of a
-lock, and the check for an outdated one.
+Owns the refusal of packages that cannot be locked, and the calls of uv and pip. The form of a lock, and the check for an
+outdated one, are in bundle/lock.py.
 """
 
 from __future__ import annotations

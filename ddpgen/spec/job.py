@@ -1,7 +1,7 @@
 """The job spec, typed: every field with its kind and its default.
 
-A field of the job is declared here, a field of one tier in fields.py of the tier's folder. docs/spec.md says what each
-field decides and what a wrong value costs. Rules between fields are in rules.py. Pure.
+A field of the job is declared here, a field of one tier in fields.py of the tier's folder. The reference (docs/spec.md)
+says what each field decides and what a wrong value costs. Rules between fields are in rules.py. Pure.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
