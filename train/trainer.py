@@ -1,6 +1,6 @@
 """A training run, read from the top down: run(), then the Trainer's resume, train, train_step, finish.
 
-Owns the order of things, in a run and within a step. Each thing itself belongs to the module that does it.
+Owns the order of the operations in a run and in a step. Other modules implement the operations.
 Imports torch and everything that trains, so worker.py runs first and decides whether there is anything to run.
 """
 
@@ -59,7 +59,7 @@ from train.workload import Context
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# How long the peers wait for the last checkpoint: a disk may well be slow, but not this slow.
+# The limit on the wait of all ranks for a checkpoint that rank 0 writes.
 LAST_SAVE_S = 3600.0
 
 
@@ -86,7 +86,7 @@ def run(info: RunInfo) -> int:
         with doing("loading the checkpoint"):
             source = trainer.resume(directory, fence, met.assembly)
         info.reporter.follow(trainer.state)
-        # Before DDP, which would quietly give every rank the parameters of rank 0.
+        # Compare before DDP broadcasts the parameters of rank 0, because that would hide a difference.
         with doing("comparing the parameters"):
             other_bits = met.assembly.other_bits()
             startup.check_equal(trainer.state.model, trainer.last_step, world, other_bits)
@@ -112,7 +112,7 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # No rank trains before the status says `running`: a rank that fails at once then writes `failed` after it.
+        # No rank trains before the status says `running`. Otherwise `running` could replace the `failed` of a fast crash.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -120,7 +120,7 @@ def run(info: RunInfo) -> int:
                 trainer.finish(outcome)
         finally:
             if trainer.records is not None:
-                # A peer's crash does not spoil a state that was copied before it: let it get to the disk.
+                # A state that was copied before a peer crashed is valid: finish writing it.
                 trainer.records.checkpointer.settle()
     startup.part(world, info, trainer.gradients)
     if trainer.records is not None:
@@ -133,7 +133,7 @@ class Trainer:
 
     `parts`: the micro-batches of a step that each rank computes; `mine`: the ones of this rank. `records`: on rank 0.
     `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
-    gives the same bits when it is computed again. `accepted`: the changed settings that this start goes on with.
+    gives the same bits when it is computed again. `accepted`: the changed settings that this start accepts.
     `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a run.
     """
 
@@ -185,7 +185,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Before a checkpoint is loaded: it reads the base rates, and a checkpoint's optimizer holds scheduled ones.
+        # LearningRate reads the base rates here, because the optimizer of a loaded checkpoint has scheduled rates.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
         self.settings = numerics.settings(config, self.last_step, own is not None)
@@ -231,13 +231,13 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With worker processes, one of them reads the batch: this process must not open the dataset's files. The same
-        # one reads it twice: two would begin with the same state of a generator of the dataset's own.
+        # With worker processes, one of them reads the batch: this process must not open the dataset's files. One worker
+        # reads both copies: two workers would start with the same state of the dataset's own generator, and hide it.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
-        # `allreduce` promises no equal bits on other numbers of processes, so a collective in the user's code breaks no
-        # promise. If all ranks have equal parts, none waits in it for ever either.
+        # `allreduce` gives other bits on other numbers of processes anyway, so the user's code may call collectives. They
+        # cannot deadlock if all ranks have equal parts.
         may_meet = config.reduction == "allreduce" and len({*map(len, self.parts)}) == 1
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
@@ -317,7 +317,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A shorter run has written its last checkpoint before it evaluated that step.
+            # This may be the last checkpoint of a shorter run, which saves before it evaluates its last step.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -405,8 +405,8 @@ class Trainer:
         return result
 
     def _times(self) -> list[float]:
-        """Return this rank's times in every `log_every`th step, else []; [] on a GPU, which computes while its host
-        goes on."""
+        """Return this rank's times in every `log_every`th step, else []. On a GPU it is always [], because a GPU computes
+        asynchronously."""
         due = (self.state.step + 1) % self.config.log_every == 0
         return self.clock.report() if due and self.world.device.type == "cpu" else []
 
@@ -501,7 +501,7 @@ class Trainer:
             )
 
     def _update(self) -> None:
-        """Clip, unscale and update. All see the reduced gradients, so every rank computes identical values."""
+        """Unscale, clip and update. Every rank has the same reduced gradients, so every rank computes identical values."""
         state = self.state
         if self.config.grad_clip is not None:
             for optimizer in state.optimizers:

@@ -45,8 +45,8 @@ from train.run.stop import create_stop_file
 
 # The tiers that have another name here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
-# After a final failure the launchers of all hosts end within a second, if their processes have heard of it. A launcher
-# that has had no process for so long waits for other hosts.
+# After a final failure torchrun ends within a second on every host whose processes know of the failure. A torchrun that
+# has no process for _ALONE_S only waits for other hosts.
 _ALONE_S = 5.0
 _LOOK_S = 1.0
 
@@ -116,7 +116,7 @@ class Supervisor:
         return self._wait()
 
     def _beside(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError and its errors."""
+        """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError, and what `work` raises."""
         return self._events.result_of(work, self._on_early_event)
 
     def _on_early_event(self, event: Event) -> None:
@@ -139,7 +139,9 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._beside(child.wait)
-            if code < 0 or code > 128:  # a signal ended it, and may come here as well
+            if (
+                code < 0 or code > 128
+            ):  # a signal ended it, and this supervisor may get the same signal
                 self._beside(lambda: time.sleep(LATE_S))
         except NotBegunError:
             end_group(child.pid)
@@ -178,7 +180,7 @@ class Supervisor:
         )
 
     def _saves(self) -> tuple[str, ...]:
-        """Return the patterns of the files from which a user's script goes on."""
+        """Return the patterns of the files from which a user's script resumes."""
         if self._command.program[0] != "script":
             return ()
         program = words.filled_program(self._command, self._values("", ""))
@@ -202,8 +204,8 @@ class Supervisor:
         )
 
     def _network(self) -> tuple[str, str, str]:
-        """Return the interface and address of this host, and the head's address as this host resolves it. torch would
-        try IPv6 first, which nobody has checked. Raises Refusal."""
+        """Return the interface and address of this host, and the head's IPv4 address as this host resolves it. With a
+        name, torch would try IPv6 first, which the preflight does not check. Raises Refusal."""
         member, wanted = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
             return wanted or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
@@ -323,7 +325,7 @@ class Supervisor:
         assert self._workers is not None
         alone_s = 0.0
         while alone_s < _ALONE_S:
-            time.sleep(_LOOK_S)  # no event reports the file or the end of another's children
+            time.sleep(_LOOK_S)  # no event reports a new status, or the end of torchrun's children
             status = read_status(self.held)
             failed = status is not None and status.word == "failed"
             is_alone = failed and self._workers.has_no_process()
@@ -368,7 +370,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """The job is over: write how it ended into a status that its processes have left at `running`."""
+        """The job is over: if the status still says `running`, write the outcome."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
             mine = Node(member.me, self.held, attempt, member.launch)
@@ -388,7 +390,7 @@ class Supervisor:
             and code
             and self._command.program[0] == "script"
         ):
-            # Rank 0 has written `done` for itself alone.
+            # `done` is about rank 0 alone, and another process has failed.
             why = "another process ended badly when rank 0 was done, and did not say why"
             status = replace(status, word="running", reason=why)
         return End(code, status, self._stops, self._killed, self._has_met(), self._next(status))
@@ -402,7 +404,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # A crash saves no checkpoint of its step. A stop has saved its step, maybe on another disk.
+                    # `stopped` means that a checkpoint was saved, maybe on another disk. A crash saves none.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -1,7 +1,7 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Owns the look at them, the kinds of interfaces (by their entries below /sys/class/net on Linux, else by their names),
-and the judgement of one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they
+Inspects and classifies the interfaces (by their entries below /sys/class/net on Linux, else by their names), and checks
+one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they
 answer.
 """
 
@@ -54,8 +54,8 @@ class Network:
     `unresolved`: why the head's name does not resolve.
     `source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
-    `taken`: the interface by which the host takes part; `address`: its address.
-    `trouble`: why the host has no interface to take part by.
+    `taken`: the interface that the job uses on this host; `address`: its address.
+    `trouble`: why the host has no usable interface for the job.
     """
 
     known: Sequence[Interface] = ()
@@ -106,7 +106,7 @@ def look(settings: Settings, resolve: Resolve) -> Network:
     by = carrying(source, known) if source else None
     (taken, address), trouble = _tried(lambda: _choose(settings, known, head, peer), ("", ""))
     if not trouble and unknown_peer and settings.is_head and not settings.nic and address != head:
-        # The head would have found its interface by the route to this peer only.
+        # Without `nic`, the head finds its interface by the route to this peer, whose name does not resolve.
         taken, address, trouble = "", "", unknown_peer
     return Network(
         known, {each.name: kind(each.name) for each in known}, head, peer, own, unresolved, source,
@@ -137,7 +137,7 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     if net.unresolved is not None:
         yield _as_finding(settings, net.unresolved)
     yield from _judge_name(settings, net)
-    # The head takes part by its own address. The other hosts report if they do not reach it.
+    # The head needs no route to itself. The other hosts report a head that they cannot reach.
     no_route = None if settings.is_head else net.no_route
     if trouble is not None and trouble.code != "HOST004":
         yield _as_finding(settings, trouble)
