@@ -351,7 +351,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, is_best)
         if is_best:
-            # Rank 0 may wait for the previous checkpoint, longer than a collective would wait for rank 0.
+            # Rank 0 may wait for the previous checkpoint for longer than the collective timeout.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
