@@ -132,7 +132,7 @@ def show_logs(home: Home, host: str | None) -> int:
     """Print the end of each file of the newest launch; with `host`, the whole of its file. Return the exit code."""
     names, directory = home.plan.names, home.logs.directory.parent
     if host is not None and host not in names:
-        home.screen.say(f"{host} is none of the hosts: {', '.join(names)}")
+        home.screen.say(f"{host} is not one of the hosts: {', '.join(names)}")
         return USAGE
     launch = logs.newest(directory)
     if launch is None:

@@ -211,7 +211,7 @@ def _machines(job: JobSpec) -> Iterator[Conflict]:
         what = f"{job.world_size} processes are more than ddpgen plans for"
         yield Conflict(("nodes", "procs_per_node"), what, f"start at most {MOST_PROCESSES}")
     if job.nodes != 1 and job.nic in ("lo", "lo0") and job.uniform:
-        what = "loopback leads every machine to itself"
+        what = "loopback reaches only the machine itself"
         yield Conflict(("nic",), what, "name the interface towards the others, or leave it out")
     if job.nodes.elastic and job.train.reduction != "tree":
         what = "a job on a varying number of machines changes its bits with allreduce"
@@ -297,7 +297,7 @@ def _url(place: str) -> Iterator[Conflict]:
         what = f"{show(place)} is a directory of this name, and no URL"
         yield Conflict(("checkpoint.dir",), what, f"write {scheme}:/{rest}")
     elif rest.startswith("//") and scheme not in SCHEMES:
-        what = f"{scheme}:// is none of the stores that fsspec knows"
+        what = f"{scheme}:// is not a store that fsspec knows"
         yield Conflict(("checkpoint.dir",), what, did_you_mean(scheme, SCHEMES))
     elif rest.startswith("//") and not rest.strip("/"):
         yield Conflict(("checkpoint.dir",), f"{place} names no place", f"write {scheme}://NAME")
@@ -338,7 +338,7 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             yield Conflict((f"{field}.{name}",), what, "take another name")
         if name in INTERFACE_NAMES:
             what = "would go past the preflight, which checks the interface of nic alone"
-            remedy = "write nic: with one exact name, like eth0, or leave it out to have it found"
+            remedy = "write nic: with one exact name, like eth0, or leave it out so that ddpgen chooses it"
             yield Conflict((f"{field}.{name}",), what, remedy)
         if name in _PORTABLE_SETS and train.determinism == "portable":
             what = "is set by determinism: portable; the job would not see this value"

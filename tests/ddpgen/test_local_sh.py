@@ -258,7 +258,7 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
     ours = stage(yaml.safe_dump(spec) + f"\npython: {json.dumps(str(odd))}\n")
     code, output = ours.play("done", "--help", "--checkpoint-dir=x")
     # A script's rank 0 is done by itself; torchrun's code says that another process was not.
-    said = "crashed: another process ended badly when rank 0 was done, and did not say why\n"
+    said = "crashed: rank 0 was done, but another process failed and gave no reason\n"
     assert (code, said in output, ours.status()) == (1, True, "failed")
     argv = ours.seen()["argv"]
     assert argv[argv.index("script") :] == [

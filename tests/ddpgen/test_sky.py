@@ -224,7 +224,7 @@ REFUSED = [
     (f"{BUCKET}, spot_recovery: auto", "", "unknown key"),
     ("checkpoint: {dir: 'file:///tmp/x'}", "", "is on the machine itself"),
     ("checkpoint: {dir: 's3:/b/x'}", "", "write s3://b/x"),
-    ("checkpoint: {dir: 'foo://b/x'}", "", "foo:// is none of the stores"),
+    ("checkpoint: {dir: 'foo://b/x'}", "", "foo:// is not a store"),
     ("checkpoint: {dir: 's3://Not_Legal/x'}", "", "cannot be the name of a bucket in S3"),
     ("bucket: s3://Not_Legal", "", "cannot be the name of a bucket in S3"),
     ("bucket: {url: s3://bbb, path: /var/x}", "", "below a home"),

@@ -145,7 +145,7 @@ def test_fields_become_directives(slurm: str, asked: str) -> None:
         ("environment: {venv: ~you/b}", "is the home of another user"),
         ("environment: {modules: 'a; rm -rf x'}", "write a module's name"),
         ("checkpoint: {shared: false}", "they have to find its checkpoints"),
-        ("nodes: 2, nic: lo", "loopback leads every machine to itself"),
+        ("nodes: 2, nic: lo", "loopback reaches only the machine itself"),
         (
             "nodes: 1..2, train: {reduction: allreduce}",
             "a varying number of machines changes its bits",

@@ -391,7 +391,7 @@ class Supervisor:
             and self._command.program[0] == "script"
         ):
             # `done` is about rank 0 alone, and another process has failed.
-            why = "another process ended badly when rank 0 was done, and did not say why"
+            why = "rank 0 was done, but another process failed and gave no reason"
             status = replace(status, word="running", reason=why)
         return End(code, status, self._stops, self._killed, self._has_met(), self._next(status))
 

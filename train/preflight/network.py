@@ -174,7 +174,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
         yield Finding(
             "NAME003",
             me,
-            f"the head's address {what} leads {me} to itself",
+            f"the head's address {what} is {me} itself",
             f"correct {head} in /etc/hosts of {me}{settings.or_address('the head')}"
             f"{'' if settings.scheduled else '; or is this the script of another host?'}",
         )
@@ -205,9 +205,9 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
     yield Finding(
         code,
         me,
-        f"{me} takes part by {taken} ({net.address}), {kinds.get(what, what)}, and reaches "
-        f"{settings.peer} by {route} ({net.source}), {kinds.get(of, of)}",
-        f"set nic: {route} in the spec, or leave it out to have it found"
+        f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, and its route to "
+        f"{settings.peer} is by {route} ({net.source}), {kinds.get(of, of)}",
+        f"set nic: {route} in the spec, or leave it out so that ddpgen chooses it"
         if settings.nic
         else f"{change}, or set nic: {taken} to keep it",
     )
@@ -227,8 +227,8 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         yield Finding(
             "NIC010",
             me,
-            f"{own}, the address of {me} {by}, is none of this host's: it has {listed(known)}",
-            f"{remedy}if the address is translated on the way, nothing is to be done",
+            f"{own}, the address of {me} {by}, is not an address of this host, which has {listed(known)}",
+            f"{remedy}behind NAT, ignore this",
         )
 
 

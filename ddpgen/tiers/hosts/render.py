@@ -113,9 +113,9 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
         yield Conflict(about, what, f"write address: with {ADDRESS.wants} by which they reach it")
     elif len(job.hosts) > 1 and (place in _ONESELF or place.startswith("127.")):
         remedy = "write the address by which the others reach this host"
-        yield Conflict(about, f"{place} leads every host to itself", remedy)
+        yield Conflict(about, f"{place} reaches only the host itself", remedy)
     if len(job.hosts) > 1 and (host.nic or job.nic) in ("lo", "lo0"):
-        what = "loopback leads every host to itself"
+        what = "loopback reaches only the host itself"
         yield Conflict((f"{field}.nic", "nic"), what, "name the interface towards the others")
 
 

@@ -206,7 +206,7 @@ def test_logs_shows_the_newest_launch(stage: Make) -> None:
     assert ours.play("--logs", "lap") == (0, "out\nddpgen: done at step 7; results are here\n")
     code, output = ours.play("--logs=lpa")
     assert code == 2
-    assert "lpa is none of the hosts: desk, lap" in output
+    assert "lpa is not one of the hosts: desk, lap" in output
 
 
 def test_a_launch_that_never_started_hides_no_other(stage: Make) -> None:

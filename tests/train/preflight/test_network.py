@@ -124,22 +124,22 @@ def test_what_works_is_not_spoken_of(
         (
             settings(given="br-lab"),
             "NIC006",
-            ["by br-lab (172.18.0.1), a bridge", "slow by enp5s0 (192.168.7.1), a wired", "nic: enp5s0"],
+            ["uses br-lab (172.18.0.1), a bridge", "slow is by enp5s0 (192.168.7.1), a wired", "nic: enp5s0"],
         ),
-        (settings(given="wlan0"), "NIC007", ["by wlan0 (192.168.8.1), Wi-Fi", "by enp5s0"]),
-        (settings(given="tailscale0"), "NIC007", ["by tailscale0 (100.64.0.1), a VPN", "by enp5s0"]),
+        (settings(given="wlan0"), "NIC007", ["uses wlan0 (192.168.8.1), Wi-Fi", "by enp5s0"]),
+        (settings(given="tailscale0"), "NIC007", ["uses tailscale0 (100.64.0.1), a VPN", "by enp5s0"]),
         # The wired one leads elsewhere, and so does a bridge where Wi-Fi is the way.
-        (settings(given="enp8s0"), "NIC011", ["by enp8s0 (10.1.0.1), a wired", "by enp5s0"]),
+        (settings(given="enp8s0"), "NIC011", ["uses enp8s0 (10.1.0.1), a wired", "by enp5s0"]),
         (settings(given="br-lab", head="192.168.8.2"), "NIC011", ["a bridge", "wlan0", "Wi-Fi"]),
         (
             settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
             "NIC011",
-            ["desk takes part by enp5s0", "reaches 192.168.8.2 by wlan0", "nic: enp5s0 to keep it"],
+            ["desk uses enp5s0", "its route to 192.168.8.2 is by wlan0", "nic: enp5s0 to keep it"],
         ),
         (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
-            ["192.168.7.3, the address of desk in the spec, is none of", "start its own script"],
+            ["192.168.7.3, the address of desk in the spec, is not an", "start its own script"],
         ),
         (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set address:"]),
         (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
@@ -154,9 +154,9 @@ def test_what_works_is_not_spoken_of(
             "NAME002",
             ["debian resolves its own name debian to 127.0.1.1", "/etc/hosts"],
         ),
-        (settings(head="debian"), "NAME003", ["debian, here 127.0.1.1, leads desk to itself"]),
-        (settings(head="desk", me="slow"), "NAME003", ["desk, here 192.168.7.1, leads slow to itself"]),
-        (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 leads desk to itself"]),
+        (settings(head="debian"), "NAME003", ["debian, here 127.0.1.1, is desk itself"]),
+        (settings(head="desk", me="slow"), "NAME003", ["desk, here 192.168.7.1, is slow itself"]),
+        (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 is desk itself"]),
         (settings(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; it has lo (", "VPN up?"]),
         (settings(head="far", given="enp5s0"), "HOST004", ["desk has no route to far (9.9.9.9)"]),
         # The head, when its address has gone.
@@ -196,7 +196,7 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
         (
             settings(head="192.168.8.2", me="desk", addresses={"desk": "192.168.7.3"}),
             "NIC010",
-            "if the address is translated on the way, nothing is to be done",
+            "behind NAT, ignore this",
         ),
         (
             settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),

@@ -104,7 +104,7 @@ def test_an_upload_that_fails_or_comes_out_shorter_is_an_error_and_leaves_nothin
         (
             "r2://bucket/x",
             (
-                "r2:// is none of the stores that fsspec knows; for R2 and others that speak S3, use "
+                "r2:// is not a store that fsspec knows; for R2 and others that speak S3, use "
                 "s3:// with AWS_ENDPOINT_URL set, or mount the bucket and give its directory"
             ),
         ),

@@ -190,7 +190,7 @@ class UrlStore:
             ) from None
         except ValueError:
             raise StoreError(
-                f"{scheme}:// is none of the stores that fsspec knows; for R2 and others that speak "
+                f"{scheme}:// is not a store that fsspec knows; for R2 and others that speak "
                 "S3, use s3:// with AWS_ENDPOINT_URL set, or mount the bucket and give its directory"
             ) from None
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
