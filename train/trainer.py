@@ -69,7 +69,7 @@ class Outcome(Enum):
     DONE = "done"
     STOPPED = "stopped"
     LEFT = "left"
-    """The processes end, and meet again as another world; the job goes on."""
+    """All processes end. torchrun starts new ones, which form another world, and the job goes on."""
 
 
 def run(info: RunInfo) -> int:
@@ -185,7 +185,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # LearningRate reads the base rates here, because the optimizer of a loaded checkpoint has scheduled rates.
+        # Make it before a checkpoint is loaded: it reads the base rates, and a loaded optimizer holds scheduled ones.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
         self.settings = numerics.settings(config, self.last_step, own is not None)
@@ -196,7 +196,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Go on from the newest checkpoint. Returns the host that had it, or "" if rank 0's host had it.
+        """Go on from the newest checkpoint. Returns the host that had it; "" if rank 0's host had it, or there is none.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
@@ -232,12 +232,12 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With worker processes, one of them reads the batch: this process must not open the dataset's files. One worker
-        # reads both copies: two workers would start with the same state of the dataset's own generator, and hide it.
+        # reads both copies: two workers would start the dataset's own generator in one state, and hide its draws.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
-        # `allreduce` gives other bits on other numbers of processes anyway, so the user's code may call collectives. They
-        # cannot deadlock if all ranks have equal parts.
+        # With `allreduce` the bits depend on the number of processes anyway, so the user's code may call collectives,
+        # provided that all ranks have equally many micro-batches. Else they could deadlock.
         may_meet = config.reduction == "allreduce" and len({*map(len, self.parts)}) == 1
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
@@ -317,7 +317,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # This may be the last checkpoint of a shorter run, which saves before it evaluates its last step.
+            # A run with fewer steps may have ended here. It saves before it evaluates its last step, so evaluate now.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:

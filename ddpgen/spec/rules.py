@@ -338,7 +338,7 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             yield Conflict((f"{field}.{name}",), what, "take another name")
         if name in INTERFACE_NAMES:
             what = "would go past the preflight, which checks the interface of nic alone"
-            remedy = "write nic: with one exact name, like eth0, or leave it out so that ddpgen chooses it"
+            remedy = "write nic: with one exact name, like eth0, or leave nic: out, so that ddpgen chooses the interface"
             yield Conflict((f"{field}.{name}",), what, remedy)
         if name in _PORTABLE_SETS and train.determinism == "portable":
             what = "is set by determinism: portable; the job would not see this value"

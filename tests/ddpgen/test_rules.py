@@ -82,7 +82,7 @@ def spec(**changes: object) -> str:
             {"top": "env: {GLOO_SOCKET_IFNAME: '^lo,docker0'}"},
             (
                 "6:27: env.GLOO_SOCKET_IFNAME: would go past the preflight, which checks the interface of nic "
-                "alone; write nic: with one exact name, like eth0, or leave it out"
+                "alone; write nic: with one exact name, like eth0, or leave nic: out"
             ),
         ),
         (

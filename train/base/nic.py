@@ -94,7 +94,7 @@ def _given(nic: str, known: list[Interface], towards: str) -> tuple[str, str]:
     if found is None:
         raise NetworkError(
             f"{here} has no interface {nic!r}; it has {listed(known)}",
-            f"set nic: in the spec to {_leading(towards, known)}, or leave it out so that ddpgen chooses it",
+            f"set nic: in the spec to {_leading(towards, known)}, or leave nic: out, so that ddpgen chooses the interface",
             "NIC001",
         )
     another = _another(found, known)
@@ -141,8 +141,8 @@ def _another(than: Interface, known: list[Interface]) -> str:
     usable = [i for i in known if i.carrier and i.addresses and not is_loopback(i.addresses[0])]
     others = [each for each in usable if each != than]
     if not others:
-        return "leave nic: out of the spec, so that ddpgen chooses it"
-    return f"set nic: in the spec to another ({listed(others)}), or leave it out so that ddpgen chooses it"
+        return "leave nic: out of the spec, so that ddpgen chooses the interface"
+    return f"set nic: in the spec to another ({listed(others)}), or leave nic: out, so that ddpgen chooses the interface"
 
 
 def _leading(towards: str, known: list[Interface]) -> str:

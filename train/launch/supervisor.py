@@ -46,7 +46,7 @@ from train.run.stop import create_stop_file
 # The tiers that have another name here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
 # After a final failure torchrun ends within a second on every host whose processes know of the failure. A torchrun that
-# has no process for _ALONE_S only waits for other hosts.
+# has had no process during the last _ALONE_S seconds is only waiting for other hosts.
 _ALONE_S = 5.0
 _LOOK_S = 1.0
 
@@ -78,7 +78,7 @@ class Supervisor:
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
-            # This comes before the last line, because programs read there how the job ended.
+            # Print the report's path first, because programs read the job's end from the last line.
             say_report(self.checkpoint_dir, time.monotonic() - self._began)
         for line in outcome.lines:
             say(line)
@@ -95,7 +95,9 @@ class Supervisor:
         if self._options.install:
             return ExitReport(0)
         if portable.is_asked((*self._command.program, *self._command.arguments)):
-            portable.pin(os.environ)  # so that the preflight compares what the workers will take
+            portable.pin(
+                os.environ
+            )  # so that the preflight compares the instruction set that the workers will use
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if self._options.setup:
@@ -404,7 +406,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # `stopped` means that a checkpoint was saved, maybe on another disk. A crash saves none.
+                    # On several hosts, or with a store, a checkpoint may be elsewhere: assume one. Else only a stop saves one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

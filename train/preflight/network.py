@@ -106,7 +106,7 @@ def look(settings: Settings, resolve: Resolve) -> Network:
     by = carrying(source, known) if source else None
     (taken, address), trouble = _tried(lambda: _choose(settings, known, head, peer), ("", ""))
     if not trouble and unknown_peer and settings.is_head and not settings.nic and address != head:
-        # Without `nic`, the head finds its interface by the route to this peer, whose name does not resolve.
+        # This head needs the route to the peer to find its interface, and the peer's name does not resolve.
         taken, address, trouble = "", "", unknown_peer
     return Network(
         known, {each.name: kind(each.name) for each in known}, head, peer, own, unresolved, source,
@@ -137,7 +137,7 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     if net.unresolved is not None:
         yield _as_finding(settings, net.unresolved)
     yield from _judge_name(settings, net)
-    # The head needs no route to itself. The other hosts report a head that they cannot reach.
+    # On the head, a missing route to its peer is no fault: the other hosts report a head that they cannot reach.
     no_route = None if settings.is_head else net.no_route
     if trouble is not None and trouble.code != "HOST004":
         yield _as_finding(settings, trouble)
@@ -207,7 +207,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
         me,
         f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, and its route to "
         f"{settings.peer} is by {route} ({net.source}), {kinds.get(of, of)}",
-        f"set nic: {route} in the spec, or leave it out so that ddpgen chooses it"
+        f"set nic: {route} in the spec, or leave nic: out, so that ddpgen chooses the interface"
         if settings.nic
         else f"{change}, or set nic: {taken} to keep it",
     )
@@ -220,7 +220,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         own = net.own if net.own == settings.own_address else f"{net.own} ({settings.own_address})"
         by, remedy = (
             "in the spec",
-            f"correct address: of {me} in the spec; if this is another host, start its own script; ",
+            f"correct address: of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
         )
         if settings.scheduled:
             by, remedy = f"by {settings.scheduled.name}", ""
