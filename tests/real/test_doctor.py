@@ -75,11 +75,11 @@ def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path)
     assert job.end() == 1, job.output
 
 
-def ask(rig: Rig, host: str = "a") -> Said:
-    """The doctor on a host."""
-    place = f"{rig[host].home}/ddpgen"
+def ask(rig: Rig) -> Said:
+    """The doctor on host a."""
+    place = f"{rig['a'].home}/ddpgen"
     words = [sys.executable, "-m", "train", "doctor", f"{place}/checkpoints/frozen"]
-    return rig[host].run(words, cwd=f"{place}/frozen")
+    return rig["a"].run(words, cwd=f"{place}/frozen")
 
 
 @pytest.mark.nightly
@@ -94,7 +94,6 @@ def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> N
         driver = fleet.Driver(rig, bundle)
         driver.until_step(30)
         wait_for(lambda: ask(rig), "All ranks beat and go on", code=0)
-        wait_for(lambda: ask(rig, "b"), r"These go on, at step \d+: ranks 2-3\.", code=0)
         rig["b"].freeze()
         said = wait_for(
             lambda: ask(rig), r"Ranks 2-3 on b have not been heard of for \d+ s", code=1
@@ -106,24 +105,3 @@ def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> N
         driver.end()
         assert re.search(r"b itself stood still for \d+ s, frozen or asleep", driver.output)
         assert "on a have not been heard of" not in driver.output
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("rig_possible")
-def test_rank_0_is_named_on_another_host_when_its_own_is_frozen(tmp_path: Path) -> None:
-    spec = fleet.spec(
-        ["a", "b"], {"steps": 1_000_000}, name="frozen", restarts=0,
-        rendezvous={"timeout": "60s", "collective_timeout": "45s"},
-    )  # fmt: skip
-    bundle = jobs.render(tmp_path, spec, target="hosts")
-    with Rig([Host("a"), Host("b")]) as rig:
-        driver = fleet.Driver(rig, bundle)
-        driver.until_step(30)
-        rig["a"].freeze()
-        waits = r"^Rank 1 waits in step \d+, .*, for ranks of other hosts: ask the doctor on the host of rank 0"
-        wait_for(lambda: ask(rig, "b"), waits, code=1)
-        missed = "^Rank 0: nothing can be heard of from this host"
-        assert "  WRONG" not in wait_for(lambda: ask(rig, "b"), missed, code=1)
-        driver.until(r"b +\| ddpgen rank 1: rank 0: nothing can be heard of from this host")
-        rig["a"].thaw()
-        driver.end()

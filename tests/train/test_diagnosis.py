@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from train.health.diagnosis import examine
-from train.health.heartbeats import Beat, Heard, World
+from train.health.heartbeats import Beat, Heard
 from train.health.phase import EXCHANGE
 
 NOW = 1_000.0
@@ -180,7 +180,7 @@ def test_what_the_heartbeats_mean(case: Case) -> None:
     heard = [
         Heard(beat(r, **case.odd.get(r, (0, {}))[1]), case.odd.get(r, (0.5,))[0]) for r in range(4)
     ]
-    found = examine(World(heard, **case.options), case.states)
+    found = examine(heard, case.states, **case.options)
     assert list(found.sentences) == case.sentences
     assert (found.blamed, found.wrong) == (case.blamed, case.wrong)
     if case.conditions:
@@ -197,28 +197,15 @@ def test_what_the_heartbeats_mean(case: Case) -> None:
     ],
 )
 def test_what_takes_its_time_is_no_alarm(well: dict[str, Any]) -> None:
-    found = examine(World([Heard(beat(rank, **well), 2.0) for rank in range(4)]), {})
+    found = examine([Heard(beat(rank, **well), 2.0) for rank in range(4)], {})
     assert (found.wrong, found.sentences) == (False, ())
 
 
 def test_a_rank_without_heartbeat_is_missing_once_it_had_time_to_come() -> None:
     heard = [Heard(beat(rank), 0.5) for rank in range(3)]
-    found = examine(World(heard), {}, {3: "b"})
+    found = examine(heard, {}, homes={3: "b"})
     assert found.blamed == (3,)
     assert found.sentences[0].startswith("rank 3 (on b): no heartbeat was ever seen here")
     fresh = [Heard(replace(each.beat, born=NOW - 3, in_step=1.0), 0.1) for each in heard]
-    assert not examine(World(fresh), {}).wrong
-
-
-def test_the_directory_of_another_host_than_rank_0s_speaks_of_its_own_ranks() -> None:
-    def found(**more: Any) -> Any:
-        heard = [Heard(beat(rank, **more), 0.5) for rank in (2, 3)]
-        return examine(World(heard, complete=False), {}, {0: "a"})
-
-    ask = "for ranks of other hosts: ask the doctor on the host of rank 0, a"
-    assert found().sentences == (f"ranks 2-3 wait {WAIT}, {ask}",)
-    assert not found(**SOON).wrong
-    assert [p.rank for p in found(**SOON).members] == [2, 3]
-    lost = found(misses_rank_0=True)
-    assert lost.sentences == ("rank 0: nothing can be heard of from this host",)
-    assert (lost.blamed, lost.wrong) == ((0,), True)
+    assert not examine(fresh, {}).wrong
+    assert not examine(heard[:2], {0: "S"}, partial=True).blamed

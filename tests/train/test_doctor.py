@@ -20,7 +20,7 @@ from tests.train.test_diagnosis import beat
 from train.base import processes
 from train.health import heartbeats, network, view
 from train.health.diagnosis import examine
-from train.health.heartbeats import Beat, Heard, Received, World
+from train.health.heartbeats import Beat, Heard, HostView
 from train.run import lock
 from train.run.layout import MARKER, step_directory
 from train.run.status import Status, write_status
@@ -91,11 +91,14 @@ def test_what_makes_the_steps_long_is_said_of_a_job_that_goes_on(
     assert (said in after) if said else len(after.splitlines()) == len(before.splitlines())
 
 
-def test_on_another_host_than_rank_0s_its_own_ranks_are_shown(tmp_path: Path, ask: Ask) -> None:
-    living(tmp_path)
-    heartbeats.rank_file(tmp_path, 0).unlink()
+def test_in_a_large_job_a_host_speaks_of_its_own_ranks(tmp_path: Path, ask: Ask) -> None:
+    living(tmp_path, world_size=4)
+    own = HostView(
+        "here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (), True, "w"
+    )
+    heartbeats.write_host_view(tmp_path, own)
     code, said = ask()
-    assert (code, "These go on, at step 121: rank 1." in said) == (0, True)
+    assert (code, "These go on, at step 121: ranks 0-1." in said) == (0, True)
 
 
 @pytest.mark.parametrize("another", [{"pid": NO_PROCESS}, {"started": 1}])
@@ -206,7 +209,7 @@ def test_hostile_files_reach_no_terminal(tmp_path: Path, ask: Ask) -> None:
 
 
 OURS = ("status", "nodes/a/status", "preflight.json", f"{heartbeats.NAME}/rank-00001.json",
-        f"{heartbeats.NAME}/received.json", "lock")  # fmt: skip
+        f"{heartbeats.NAME}/seen-by-b.json", "lock")  # fmt: skip
 
 
 @pytest.mark.timeout(20)
@@ -254,7 +257,7 @@ def test_a_huge_world_is_judged_at_once(known: int) -> None:
     size = 100_000
     silent = [Heard(beat(rank, size), 60.0) for rank in range(known)]
     began = time.process_time()
-    found = examine(World([*silent, Heard(beat(size - 1, size), 0.5)]), {})
+    found = examine([*silent, Heard(beat(size - 1, size), 0.5)], {})
     view.addresses(replace(found, blamed=tuple(range(size, 2 * size))), "a")
     list(doctor._stacks(found))
     assert list(doctor._table(found.members, 100))[-1] == "… and 99936 more (--json shows all)"
@@ -268,8 +271,9 @@ def test_a_host_that_is_not_on_this_network_is_named(
     living(tmp_path)
     heartbeats.rank_file(tmp_path, 1).unlink()
     away: Beat = beat(1, 2, host="b", machine="other", address="192.0.2.1", born=time.time() - 90)
-    received = Received(time.time(), 2.0, 0.0, (Heard(away, 44.0),), "w")
-    heartbeats.write_received(tmp_path, received)
+    clocks = (time.time(), time.monotonic(), 2.0, 0.0)
+    received = HostView("here", processes.machine(), *clocks, (Heard(away, 44.0),), world="w")
+    heartbeats.write_host_view(tmp_path, received)
     monkeypatch.setattr(network, "_connect", lambda address, port: "silent")
     code, said = ask()
     assert code == 1

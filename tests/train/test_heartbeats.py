@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tests.ports import free_port
 from train.health import heartbeats, stacks
-from train.health.heartbeats import Beat, Heard, Received, World, read_beats
+from train.health.heartbeats import Beat, Heard, HostView, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
 from train.health.reporter import Reporter, Standstill, StepClock
 from train.health.stacks import Position, Watch
@@ -163,8 +163,8 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
         reporter.meet("w", store)
 
     def heard() -> list[Heard]:
-        received = heartbeats.read_received(tmp_path / "a")
-        return [each for each in received.heard if each.beat.host == "b"] if received else []
+        host_views = heartbeats.read_host_views(tmp_path / "a")
+        return [each for each in host_views[0].heard if each.beat.host == "b"] if host_views else []
 
     until(heard)
     assert heard()[0].beat.rank == 1
@@ -175,14 +175,13 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
 
     def age() -> float:
         """Of its last heartbeat; 0 until that has arrived."""
-        found = [each for each in exchange.received().heard if each.beat.monotonic == last]
+        found = [each for each in exchange.heard().heard if each.beat.monotonic == last]
         return found[0].age if found else 0.0
 
     until(age)
     until(lambda: age() > 2.0)
     exchange.fresh(1.0)
     assert age() > 2.0, "asking again makes it no younger"
-    assert heartbeats.read_received(tmp_path / "b") is None
     for reporter in reporters:
         reporter.stop()
 
@@ -310,9 +309,9 @@ def test_threads_that_a_library_makes_meanwhile_do_no_harm() -> None:
 
 def test_a_file_that_makes_no_sense_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).mkdir()
-    for name in ("rank-00000.json", "received.json"):
+    for name in ("rank-00000.json", "seen-by-b.json"):
         (tmp_path / heartbeats.NAME / name).write_text('{"rank": "1"}')
-    assert heartbeats.gather(tmp_path) == World([])
+    assert heartbeats.gather(tmp_path) == ([], None)
 
 
 def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
@@ -320,10 +319,10 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
     place.mkdir()
     ours = [
         "rank-00001.json",
-        "received.json",
+        "seen-by-b.json",
         "explained-b-w",
         ".rank-00001.json.7",
-        ".received.json.7",
+        ".seen-by-b.7",
     ]
     theirs = [".bashrc", ".nfs0001", "notes", "rank-00000.json"]
     for name in ours + theirs:
@@ -349,47 +348,26 @@ def test_of_each_rank_the_newest_heartbeat_of_the_newest_world_counts() -> None:
         assert heartbeats.newest_world(found) == newest
 
 
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the heartbeats of ranks 0 and 1, on a and b; this is b, whose clocks go another way."""
+def test_what_a_host_received_in_an_earlier_world_does_not_count(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).mkdir()
-    monkeypatch.setattr(heartbeats, "machine", lambda: "b")
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    monkeypatch.setattr(time, "time", lambda: 90_000.0)
-    for beat in (ON_A, ON_B):
-        heartbeats.write_beat(tmp_path, beat)
-    return tmp_path
+    here = heartbeats.machine()
+    old, new = (Beat(0, 0, 2, "h", 1, here, world=w, born=b) for w, b in (("old", 1.0), ("", 9.0)))
+    view = HostView("h", here, 1.0, 2.0, 3.0, 4.0, (Heard(old, 5.0),), world="old")
+    heartbeats.write_host_view(tmp_path, view)
+    assert heartbeats.gather(tmp_path)[1] == view
+    heartbeats.write_beat(tmp_path, new)  # the next start, which has not met the others yet
+    heard, own = heartbeats.gather(tmp_path)
+    assert ([each.beat for each in heard], own) == ([new], None)
 
 
-ON_A = Beat(0, 0, 2, "a", 1, "a", world="w", born=9.0, time=89_970.0, monotonic=3.0)
-ON_B = replace(ON_A, rank=1, host="b", machine="b", monotonic=998.0)
-
-
-def test_what_rank_0_received_is_as_old_as_this_machines_heartbeats_say(shared: Path) -> None:
-    received = Received(70_000.0, 2.0, 0.0, (Heard(ON_A, 0.5), Heard(ON_B, 1.0)), "w")
-    heartbeats.write_received(shared, received)
-    assert heartbeats.read_received(shared) == received
-    assert heartbeats.gather(shared) == World([Heard(ON_A, 1.5), Heard(ON_B, 2.0)], delay=5.0)
-
-
-def test_if_rank_0_receives_no_more_the_ranks_own_files_tell(shared: Path) -> None:
-    old = replace(ON_B, monotonic=900.0)
-    received = Received(70_000.0, 2.0, 0.0, (Heard(ON_A, 0.5), Heard(old, 1.0)), "w")
-    heartbeats.write_received(shared, received)
-    assert heartbeats.gather(shared) == World([Heard(ON_A, 30.0), Heard(ON_B, 2.0)])
-    heartbeats.rank_file(shared, 0).unlink()  # the hosts share no directory
-    own = [Heard(ON_A, 99.5), Heard(ON_B, 2.0)]
-    assert heartbeats.gather(shared) == World(own, cut_off=True, delay=4.0)
-    (shared / heartbeats.NAME / "received.json").unlink()
-    assert heartbeats.gather(shared) == World([Heard(ON_B, 2.0)], complete=False)
-
-
-def test_what_was_received_in_an_earlier_world_does_not_count(shared: Path) -> None:
-    heartbeats.write_received(shared, Received(1.0, 2.0, 0.0, (Heard(ON_A, 5.0),), "w"))
-    heartbeats.rank_file(shared, 0).unlink()
-    new = replace(ON_B, world="", born=99.0)  # the next start, which has not met the others yet
-    heartbeats.write_beat(shared, new)
-    assert heartbeats.gather(shared) == World([Heard(new, 2.0)])
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.NAME).mkdir()
+    odd = {"host": "h\x1b[2J\u202e", "where": "a\nb\ud800", "stack": ("x\r",)}
+    beat = Beat(0, 0, 1, pid=1, machine="m", **odd)
+    host_view = HostView("../h", "m", 1.0, 2.0, 3.0, 4.0, (Heard(beat, 5.0),))
+    heartbeats.write_host_view(tmp_path, host_view)
+    assert os.listdir(tmp_path / heartbeats.NAME) == ["seen-by-.._h.json"]
+    assert heartbeats.read_host_views(tmp_path) == [host_view]
 
 
 def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

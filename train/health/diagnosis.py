@@ -1,7 +1,7 @@
-"""The diagnosis: from heartbeats to sentences that name the rank that holds the others up.
+"""Which rank the others wait for: from heartbeats to sentences.
 
-Owns the judgement: which rank is gone, stopped, silent or a straggler, and which ranks wait for it. Pure: its inputs
-are the heartbeats with their ages, and the states of the processes on this machine.
+Owns the judgement: which rank is gone, stopped, silent or a straggler, and who waits for it. Pure: it
+is given the heartbeats with their ages, and what this machine knows of its own processes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from train.health.heartbeats import Beat, Heard, World
+from train.health.heartbeats import Beat, Heard
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
-# A heartbeat may be late because of a loaded machine, a long call into native code, or two reads in between.
+# A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
 SILENT_S = 6.0
-# A step may take _LONGER times its usual time, and at least STANDING_S seconds.
+# A step may take this many times its usual time, and at least so many seconds.
 _LONGER = 10.0
 STANDING_S = 10.0
-# The phases before and after the steps (a download, an evaluation) may take longer.
+# What comes before and after the steps (a download, an evaluation) may take longer.
 LONG_PHASE_S = 300.0
 # Hosts start their processes, and import torch, at different speeds.
 COMING_S = 30.0
@@ -34,8 +34,8 @@ _HOST_LOST = "the host or its network is gone, or it is frozen there"
 
 @dataclass(frozen=True)
 class RankState:
-    """A rank and its condition. `beat`: its newest heartbeat, or None if none is known; `age`: seconds since then.
-    `state`: the state of its process (proc(5); "" if it is gone), or None if this machine does not see it."""
+    """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
+    one that is gone), else None. `beat` is None where no heartbeat of it is known."""
 
     rank: int
     condition: str
@@ -51,7 +51,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`sentences`: cause and remedy. `wrong`: true if something is wrong. `blamed`: the ranks at fault."""
+    """`sentences`: cause and remedy; `wrong`: whether anything is. `blamed`: the ranks it is about."""
 
     members: tuple[RankState, ...]
     sentences: tuple[str, ...]
@@ -60,28 +60,31 @@ class Diagnosis:
 
 
 def examine(
-    world: World, states: Mapping[int, str], homes: Mapping[int, str] | None = None
+    heard: Sequence[Heard],
+    states: Mapping[int, str],
+    cut_off: bool = False,
+    delay: float = 0.0,
+    homes: Mapping[int, str] | None = None,
+    partial: bool = False,
 ) -> Diagnosis:
-    """Judge a world by its heartbeats. If the world is not complete, judge only the ranks that have one.
+    """Judge a world by its heartbeats; `partial`: these ranks only, the others cannot be known here.
 
-    `states`: process states of the ranks on this machine. `homes`: the host on which each rank should be, for ranks
-    without a heartbeat.
+    `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
+    any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
+    `homes`: on which host a rank without a heartbeat should be.
     """
-    heard, homes = world.heard, homes or {}
     if not heard:
         return Diagnosis((), (), False)
     known = {each.beat.rank: each for each in heard}
     size = max(each.beat.world_size for each in heard)
     age = max(each.beat.time - each.beat.born + each.age for each in heard)
-    unheard = UNKNOWN if world.cut_off else TO_COME if age < COMING_S + world.delay else SILENT
+    unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + delay else SILENT
     members = [
-        _examine_rank(known[rank], states.get(rank), world.cut_off, world.delay)
+        _examine_rank(known[rank], states.get(rank), cut_off, delay)
         if rank in known
         else RankState(rank, unheard)
-        for rank in (range(size) if world.complete else known)
+        for rank in (sorted(known) if partial else range(size))
     ]
-    if not world.complete and any(each.beat.misses_rank_0 for each in heard):
-        members.insert(0, RankState(0, UNKNOWN))
     culprits = [p for p in members if p.condition in _LOST and not (p.beat and p.beat.waited)]
     at_work = [p for p in members if p.condition == GOES_ON and not _beat(p).waits]
     ended = [p for p in members if p.condition == ENDED]
@@ -90,13 +93,9 @@ def examine(
         members = [_waiting_at_once(p) for p in members]
     if culprits:
         waiting = [p for p in members if p.condition == WAITS]
-        sentences = [*_lost(culprits, members, homes), *_who_waits(waiting)]
+        sentences = [*_lost(culprits, members, homes or {}), *_who_waits(waiting)]
         return Diagnosis(tuple(members), tuple(sentences), True, _numbers(culprits))
-    cause = "each for the others: look at the network between them"
-    if not world.complete:
-        where = f", {homes[0]}" if 0 in homes else ""
-        cause = f"for ranks of other hosts: ask the doctor on the host of rank 0{where}"
-    sentences, wrong, blamed = _none_lost(members, standing, cause)
+    sentences, wrong, blamed = _none_lost(members, standing)
     return Diagnosis(tuple(members), tuple(sentences), wrong, _numbers(blamed))
 
 
@@ -122,7 +121,7 @@ def _stands(beat: Beat) -> bool:
 
 
 def _waiting_at_once(member: RankState) -> RankState:
-    """The member, as waiting even if its wait is still short, because another rank is known to be lost or standing."""
+    """For a rank that is lost or stands the others wait from the first second on."""
     beat = member.beat
     waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
     return replace(member, condition=WAITS) if waits else member
@@ -156,7 +155,7 @@ def _lost(
 def _silent_hosts(
     culprits: Sequence[RankState], members: Sequence[RankState]
 ) -> list[list[RankState]]:
-    """The ranks of each other host that has several ranks, all of them silent, because they have one cause."""
+    """The hosts elsewhere all of whose ranks, several, are silent: they have one cause."""
     blamed = set(_numbers(culprits))
     of_host: dict[str, list[RankState]] = {}
     for member in members:
@@ -200,9 +199,9 @@ def _how(member: RankState, beat: Beat) -> str:
 
 
 def _none_lost(
-    members: Sequence[RankState], standing: Sequence[RankState], cause: str
+    members: Sequence[RankState], standing: Sequence[RankState]
 ) -> tuple[list[str], bool, Sequence[RankState]]:
-    """Return the sentences, true if something is wrong, and the ranks at fault. `cause`: what to say if all wait."""
+    """The sentences, whether anything is wrong, and which ranks are to blame."""
     unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
         return (
@@ -222,7 +221,8 @@ def _none_lost(
     if waiting and len(waiting) == len(present):
         steps = {_beat(p).step for p in waiting}
         behind = [p for p in waiting if len(steps) > 1 and _beat(p).step == min(steps)]
-        return [f"{who_waits[0]}, {cause}"], True, behind
+        network = "each for the others: look at the network between them"
+        return [f"{who_waits[0]}, {network}"], True, behind
     return who_waits, timed_out, ()
 
 
@@ -244,7 +244,7 @@ def _standing_at(member: RankState) -> str:
 
 
 def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
-    """A sentence for each of the first four, and the numbers of the others."""
+    """A sentence on each of the first few, and the numbers of the others."""
     sentences = [say(member) for member in members[:_NAMED]]
     if len(members) > _NAMED:
         sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
@@ -252,7 +252,7 @@ def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list
 
 
 def _who_waits(waiting: Sequence[RankState], timed_out: bool = False) -> list[str]:
-    """`ranks 0-2 wait in step 121, backward`, for each place where ranks wait, in one sentence; [] if none waits."""
+    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do; or nothing."""
     places: dict[str, list[int]] = {}
     for member in waiting:
         beat = _beat(member)

@@ -1,10 +1,10 @@
 """The heartbeats of all hosts, through the store in which the processes met.
 
-Owns a connection of its own and the thread that uses it, so that a store that does not answer blocks no other thread.
+Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
 
-Every rank puts its heartbeat into the store, and one process of each host reads all of them. If that would be too
-much for one store, only rank 0 reads all of them, and the other hosts read rank 0's. The traffic then grows with the
-ranks, not with ranks times hosts.
+Every rank puts its heartbeat there, and one process of each host reads all of them. Where that would be
+too much for one store, rank 0 alone reads: the traffic then grows with the ranks and not with ranks
+times hosts.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from train.base import typed
-from train.health.heartbeats import Beat, Heard, Received
+from train.health.heartbeats import Beat, Heard, HostView
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# How often a host reads the others' heartbeats, and how many bytes a second all hosts may move at the store.
+# How often a host asks for the others' heartbeats, and how much that may move at the store, all together.
 _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
-# The period of the reads while fresh() waits.
+# While somebody waits for news.
 _HURRY_S = 1.0
-# How soon the thread sees that fresh() waits.
+# How soon the thread sees that somebody does.
 _TICK_S = 0.3
 
 
 class Exchange:
-    """The heartbeats of all hosts, as one process of this host reads them from the store; see the module.
+    """The heartbeats of all hosts, as one process of this host has them from the store; see the module.
 
-    `reads_all`: true if this process may read all heartbeats, not only rank 0's.
+    `reads`: whether this process may read them.
     """
 
     def __init__(self, store: Store, own: Beat) -> None:
@@ -45,11 +45,11 @@ class Exchange:
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         everything = hosts * size * _BEAT_BYTES
         is_large = everything > _LISTEN_S * _BYTES_A_SECOND
-        self.reads_all = own.rank == 0 or not is_large
+        self.reads = own.rank == 0 or not is_large
         moved = 2 * size * _BEAT_BYTES if is_large else everything
         self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
         self._latest: Beat | None = None
-        # By rank: its newest heartbeat, and when that came, by the clock of this process.
+        # By rank, with the time since when that is its newest heartbeat, by the clock of this process.
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
@@ -60,35 +60,30 @@ class Exchange:
         threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
 
     def send(self, beat: Beat) -> None:
-        """Have the thread put this heartbeat into the store. Never waits."""
+        """Have this heartbeat put into the store; never waits."""
         with self._wake:
             self._latest = beat
             self._wake.notify_all()
 
-    def received(self) -> Received:
+    def heard(self) -> HostView:
         now = time.monotonic()
         with self._wake:
             beats = [Heard(beat, now - since) for beat, since in self._beats.values()]
             unanswered_s = now - self._answered
-        return Received(
-            time=time.time(),
+        return HostView(
+            host=self._own.host,
+            machine=self._own.machine,
+            at=time.time(),
+            monotonic=now,
             every=self.every,
             unanswered_s=round(unanswered_s, 1),
             heard=tuple(beats),
+            partial=not self.reads,
             world=self._own.world,
         )
 
-    @property
-    def misses_rank_0(self) -> bool:
-        """True if this process is the first of its host, and has heard nothing new of rank 0 for too long."""
-        with self._wake:
-            held = self._beats.get(0)
-        if held is None or self._own.local_rank != 0:
-            return False
-        return time.monotonic() - held[1] > 4 * self._own.every + 3 * self.every + 6.0
-
     def fresh(self, timeout_s: float) -> None:
-        """Read once a second for `timeout_s`. A rank whose heartbeat does not change meanwhile is silent."""
+        """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
         with self._wake:
             self._hurry = True
             self._wake.wait_for(lambda: self._closed, timeout_s)
@@ -112,11 +107,11 @@ class Exchange:
                 if beat is not None:
                     self._put(beat)
                 is_due = time.monotonic() - read >= (_HURRY_S if hurry else self.every)
-                if is_due and (hurry or self._own.local_rank == 0):
+                if self.reads and is_due and (hurry or self._own.local_rank == 0):
                     read = time.monotonic()
                     self._read()
         except RuntimeError:
-            return  # the store is gone; received() knows how long it has been silent
+            return  # the store is gone; how long it has been silent is known
 
     def _put(self, beat: Beat) -> None:
         self._store.set(self._key(beat.rank), json.dumps(asdict(beat)))
@@ -124,8 +119,8 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _read(self) -> None:
-        # A read of a key that no rank has set yet would wait, so check first.
-        ranks = range(self._own.world_size if self.reads_all else 1)
+        # A store that is asked for what nobody has put there yet waits.
+        ranks = range(self._own.world_size)
         known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
         texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
         for rank, text in zip(known, texts):
@@ -135,9 +130,9 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _take(self, rank: int, beat: Beat) -> None:
-        """Keep a rank's heartbeat. Its age counts from its arrival here, so that no two clocks are compared.
+        """A heartbeat's age counts from when it first came here, so that no two clocks are compared.
 
-        The arrival of a rank's first heartbeat is not known. Its age goes by the sender's clock, up to an hour.
+        For the first one of a rank that is not known: its age is by the sender's clock.
         """
         with self._wake:
             held, now = self._beats.get(rank), time.monotonic()

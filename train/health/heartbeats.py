@@ -1,8 +1,8 @@
-"""The heartbeats of a run: the last report of each rank about itself, and the files that hold it.
+"""The heartbeats of a run: what each rank last said of itself, and the files that hold it.
 
-Owns `<checkpoint dir>/heartbeats/`. Each rank writes its `rank-00003.json` there, and rank 0 writes `received.json`,
-the heartbeats of all ranks that it has received. The process that explains for its host why the others wait leaves the
-empty `explained-HOST-WORLD`. Makes no heartbeat, and judges none.
+Owns `<checkpoint dir>/heartbeats/`: `rank-00003.json` written by the rank itself, `seen-by-HOST.json`
+with the heartbeats of all other hosts that a host has received, and the empty `explained-HOST-WORLD` of the
+process that says for its host why the others wait. Knows nothing of how a heartbeat comes about, and judges nothing.
 """
 
 from __future__ import annotations
@@ -13,37 +13,33 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from train.base import typed
 from train.base.files import replace_file
 from train.base.processes import machine
 
 NAME = "heartbeats"
-MOST_BYTES = 64 << 20
+MOST_BYTES = 4 << 20
 _BUCKET_S = 30.0
 _SAME_AGE_S = 30.0
-_RECEIVED = "received.json"
-_OURS = re.compile(r"rank-(\d{5,6})\.json|received\.json|explained-.*|\.(rank-|received).*")
+_OURS = re.compile(r"rank-(\d{5,6})\.json|seen-by-.*\.json|explained-.*|\.(rank|seen-by)-.*")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class Beat:
     """One rank, as it was at its last heartbeat.
 
-    `world`: the name of the processes that have met, or "" before they have.
-    `machine`: an id of the boot, the processes and the network that the rank sees.
-    `started`: the start time of the process, which tells its pid from a reused one.
-    `born`, `time`: wall clock of the start and of this heartbeat, in seconds. `monotonic`: the machine's own clock.
-    `every`: seconds between heartbeats.
-    `step`: complete steps, or -1 if unknown.
-    `waits`: the rank waits for other processes. `busy`: the share of a processor that it uses, or -1.0 if unknown.
-    `in_step`, `in_phase`: seconds since the step and the phase changed.
-    `usual`: seconds that a step usually takes, or 0.0 if unknown.
-    `misses_rank_0`: the rank's host has heard nothing new of rank 0 for too long.
-    `ended`: why the process is about to end, or "" while it goes on.
-    `waited`: the process ended because it lost another, or timed out waiting for it.
+    `world`: names the processes that have met ("" before); `machine`: the boot, processes and
+    network it sees; `started`: what tells its pid from a reused one; `born`, `time`: wall clock of
+    its start and of this heartbeat, in seconds; `monotonic`: the machine's own clock; `every`: seconds
+    between heartbeats. `step`: complete steps, -1 where that is not known; `in_step`, `in_phase`: seconds
+    since that and the phase changed; `usual`: seconds a step takes otherwise, 0.0 if unknown.
+    `ended`: why this process is about to end, "" while it goes on; `waited`: it ended because it lost
+    another, or timed out waiting for it.
     """
 
     rank: int
@@ -70,7 +66,6 @@ class Beat:
     in_step: float = 0.0
     in_phase: float = 0.0
     usual: float = 0.0
-    misses_rank_0: bool = False
     ended: str = ""
     waited: bool = False
 
@@ -84,39 +79,37 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Received:
-    """The heartbeats that a process has received by `time`, its wall clock. `every`: seconds between its reads;
-    `unanswered_s`: seconds since the run's store last answered it."""
+class HostView:
+    """The heartbeats that one host has received. `at`, `monotonic`: when this was written, by that host's
+    clocks; `every`: seconds between its reads; `unanswered_s`: seconds since the run's store last answered
+    it; `partial`: it does not read them, as the job is large."""
 
-    time: float
+    host: str
+    machine: str
+    at: float
+    monotonic: float
     every: float
     unanswered_s: float
     heard: tuple[Heard, ...]
+    partial: bool = False
     world: str = ""
 
-
-@dataclass(frozen=True)
-class World:
-    """The newest heartbeat of every rank of the newest world, ordered by rank.
-
-    `complete`: true unless other ranks may have a heartbeat elsewhere. `cut_off`: nothing has been received lately, so
-    that the silence of ranks elsewhere says nothing. `delay`: seconds by which heartbeats may be late.
-    """
-
-    heard: list[Heard]
-    complete: bool = True
-    cut_off: bool = False
-    delay: float = 0.0
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this host, this machine, has neither written nor been answered for too long to know
+        of the others."""
+        silent_s = max(time.monotonic() - self.monotonic, self.unanswered_s)
+        return silent_s > 3 * self.every + 6.0
 
 
 # --- the files --------------------------------------------------------------------------------------
 
 
 def pace(directory: Path, every: float) -> float:
-    """Seconds between accesses to `directory`: `every`, or at least 30 s in a bucket that is mounted as a directory.
+    """Seconds between writes to `directory`, where one may look every `every` seconds.
 
-    A bucket charges for each write, and writes one file after the other, so that a checkpoint would wait behind the
-    heartbeats.
+    A bucket that is mounted as a directory is charged by the write, and writes one after the other:
+    a checkpoint would wait in line behind the heartbeats.
     """
     with contextlib.suppress(OSError):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -128,7 +121,7 @@ def pace(directory: Path, every: float) -> float:
 
 
 def rank_file(directory: Path, rank: int) -> Path:
-    """The file of a rank's heartbeat, below the checkpoint directory."""
+    """Where a rank keeps its heartbeat, below the checkpoint directory."""
     return directory / NAME / f"rank-{rank:05d}.json"
 
 
@@ -137,18 +130,18 @@ def write_beat(directory: Path, beat: Beat) -> None:
     _write(rank_file(directory, beat.rank), beat)
 
 
-def write_received(directory: Path, received: Received) -> None:
-    """Replace the file of the heartbeats that rank 0 has received. Raises OSError."""
-    _write(directory / NAME / _RECEIVED, received)
+def write_host_view(directory: Path, host_view: HostView) -> None:
+    """Replace the file with the heartbeats that this host has received. Raises OSError."""
+    _write(directory / NAME / f"seen-by-{_in_a_name(host_view.host)}.json", host_view)
 
 
-def _write(path: Path, value: Beat | Received) -> None:
-    # Without fsync, because after a crash of the whole machine the heartbeats before it do not matter.
+def _write(path: Path, value: Beat | HostView) -> None:
+    # Without fsync: after a crash of the whole machine nobody asks how the rank stood before it.
     replace_file(path, json.dumps(asdict(value)).encode(), sync=False)
 
 
 def is_first(directory: Path, host: str, world: str) -> bool:
-    """True for the first process of this host that asks about this world. Raises OSError."""
+    """Whether no process of this host has asked this before about this world. Raises OSError."""
     try:
         name = f"explained-{_in_a_name(host)}-{_in_a_name(world)}"
         (directory / NAME / name).touch(exist_ok=False)
@@ -162,20 +155,25 @@ def _in_a_name(text: str) -> str:
 
 
 def read_beats(directory: Path) -> list[Beat]:
-    """The heartbeats that the ranks themselves have left here."""
-    ours = (path for path in files(directory) if path.name.startswith("rank-"))
-    return [beat for path in ours if (beat := typed.read(Beat, path)) is not None]
+    """The heartbeats that the ranks themselves have left here. What makes no sense is left out."""
+    return _read_all(directory, "rank-", Beat)
 
 
-def read_received(directory: Path) -> Received | None:
-    """The heartbeats that rank 0 has received, if they are on file here."""
-    return typed.read(Received, directory / NAME / _RECEIVED, MOST_BYTES)
+def read_host_views(directory: Path) -> list[HostView]:
+    """The heartbeats that the hosts have received of each other, as far as they are on file here."""
+    return _read_all(directory, "seen-by-", HostView)
+
+
+def _read_all(directory: Path, prefix: str, kind: type[_Value]) -> list[_Value]:
+    ours = (path for path in files(directory) if path.name.startswith(prefix))
+    found = (typed.read(kind, path, MOST_BYTES) for path in ours)
+    return [each for each in found if each is not None]
 
 
 def clear(directory: Path, but_below: int = 0) -> None:
-    """Remove the heartbeat files, except those of the ranks below `but_below`.
+    """Remove everything of ours, but the heartbeats of ranks below this one.
 
-    Remove nothing behind a symbolic link, because it may lead to another user's files.
+    Nothing behind a symbolic link: what lies there may be anybody's.
     """
     if (directory / NAME).is_symlink():
         return
@@ -187,7 +185,7 @@ def clear(directory: Path, but_below: int = 0) -> None:
 
 
 def files(directory: Path) -> list[Path]:
-    """All heartbeat files here, and their drafts."""
+    """All files of ours here, and drafts of them."""
     try:
         names = sorted(os.listdir(directory / NAME))
     except OSError:
@@ -199,10 +197,10 @@ def files(directory: Path) -> list[Path]:
 
 
 def newest_world(found: Iterable[Heard]) -> list[Heard]:
-    """The newest heartbeat of each rank of the processes that were started last, ordered by rank.
+    """Of each rank the newest heartbeat, of the processes that were started last.
 
-    The heartbeats of an earlier world are left out, because their processes are gone. A process that has not met the
-    others yet, or has not said so, belongs to them unless it started more than 30 s before the oldest of them.
+    What an earlier world has left belongs to no process. A process that has not met the others yet,
+    or has not said so, belongs to them when it is of their age.
     """
     heard = list(found)
     if not heard:
@@ -211,37 +209,34 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     members = [each for each in heard if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
     members += [each for each in heard if not each.beat.world and each.beat.born >= oldest]
-    # Prefer the process of a rank that has met the others, then its latest heartbeat. If two receivers have that, take
-    # the greater age, because the first receiver knows better how old it is.
+    # Of a rank the process that has met the others, its later heartbeat, and where that is known twice,
+    # the longer silence: who received it first knows better how old it is.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
     newest = {each.beat.rank: each for each in members}
     return [newest[rank] for rank in sorted(newest)]
 
 
-def gather(directory: Path, received: Received | None = None) -> World:
-    """Return the newest world, as far as it is known here.
+def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
+    """The newest heartbeat of every rank of the newest world, and what this very machine has received.
 
-    `received`: the heartbeats that this process has received, in place of rank 0's file. The heartbeats of this machine
-    in it tell how old it is. If it is out of date, a shared directory still has the ranks' own files, whose age goes by
-    the clocks of two machines.
+    No clock of one machine is compared with another's, but where there is nothing else to go by: a
+    shared directory that is looked at from a machine that takes no part, or in a large job.
     """
     here, now, wall = machine(), time.monotonic(), time.time()
-    beats, received = read_beats(directory), received or read_received(directory)
-    known = [*beats, *(each.beat for each in received.heard)] if received else beats
-    name = max(known, key=lambda beat: beat.born).world if known else ""
-    own = [Heard(beat, max(0.0, now - beat.monotonic)) for beat in beats if beat.machine == here]
-    away = [Heard(beat, max(0.0, wall - beat.time)) for beat in beats if beat.machine != here]
-    if received is not None and received.world == name:
-        theirs = [each for each in received.heard if each.beat.machine == here]
-        ages = (now - each.beat.monotonic - each.age for each in theirs)
-        age = max(0.0, min(ages, default=wall - received.time))
-        stale_s = max(age, received.unanswered_s)
-        cut_off = stale_s > 3 * received.every + 6.0
-        if not (cut_off and any(each.beat.world == name for each in away)):
-            others = [replace(each, age=each.age + age) for each in received.heard]
-            delay = 2 * received.every + (0.0 if cut_off else stale_s)
-            return World(newest_world([*own, *others]), cut_off=cut_off, delay=delay)
-    heard = newest_world([*own, *away])
-    # The processes have met, but rank 0 has no file: this directory belongs to one of the other hosts alone.
-    is_partial = bool(name) and bool(heard) and heard[0].beat.rank > 0
-    return World(heard, complete=not is_partial)
+    beats, host_views = read_beats(directory), read_host_views(directory)
+    known = [*beats, *(each.beat for view in host_views for each in view.heard)]
+    newest = max(known, key=lambda beat: beat.born).world if known else ""
+    host_views = [view for view in host_views if view.world == newest]  # not of an earlier world
+    own = next((h for h in host_views if h.machine == here), None)
+    by_wall_clock = own is None or own.partial or own.is_cut_off
+    found = []
+    for beat in beats:
+        if beat.machine == here:
+            found.append(Heard(beat, max(0.0, now - beat.monotonic)))
+        elif by_wall_clock:
+            found.append(Heard(beat, max(0.0, wall - beat.time)))
+    for view in host_views:
+        if view is own or own is None or own.partial:
+            since = now - view.monotonic if view is own else wall - view.at
+            found += [Heard(each.beat, each.age + max(0.0, since)) for each in view.heard]
+    return newest_world(found), own

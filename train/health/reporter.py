@@ -192,7 +192,6 @@ class Reporter:
     def _publish(self) -> None:
         beat = self.beat
         if self._exchange is not None:
-            beat = replace(beat, misses_rank_0=self._exchange.misses_rank_0)
             self._exchange.send(beat)
         if time.monotonic() - self._filed_at < self._files_every - 0.5 * self._every:
             return
@@ -202,10 +201,10 @@ class Reporter:
         with contextlib.suppress(OSError):  # full, read-only, gone: no reason to say so
             (self._directory / heartbeats.NAME).mkdir(exist_ok=True)
             heartbeats.write_beat(self._directory, replace(beat, every=self._files_every))
-            if self._exchange is not None and beat.rank == 0:
-                received = self._exchange.received()
-                every = max(received.every, self._files_every)
-                heartbeats.write_received(self._directory, replace(received, every=every))
+            if self._exchange is not None and beat.local_rank == 0:
+                heard = self._exchange.heard()
+                every = max(heard.every, self._files_every)
+                heartbeats.write_host_view(self._directory, replace(heard, every=every))
 
     def _speak_in_time(self) -> None:
         if self._say is None or self._timeout_s <= 0 or self.beat.phase not in TRAINING:
@@ -215,11 +214,11 @@ class Reporter:
                 self._say(line)
 
     def _diagnose(self, wait: bool) -> list[str]:
-        received = None
-        if self._exchange is not None and self._exchange.reads_all:
+        host_view = None
+        if self._exchange is not None and self._exchange.reads:
             self._exchange.fresh(NEWS_S if wait else 0.0)
-            received = self._exchange.received()
-        found = diagnose(self._directory, received)
+            host_view = self._exchange.heard()
+        found = diagnose(self._directory, host_view)
         if wait:
             others = addresses(found, self.beat.host)
             looks = network.look(others, self.beat.head, self.beat.nic, self.beat.address)

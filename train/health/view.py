@@ -1,7 +1,7 @@
 """A checkpoint directory's heartbeats, as they look from this host now.
 
-Owns joining three sources: the heartbeats on file, those that this process has received, and the system's states of
-this machine's processes. Also reads the hosts from the file of the last preflight. Judges nothing itself.
+Owns the joining of what is on file, what this process has received itself, and what the system says of
+the processes of this machine; and what the last preflight left on file of the hosts. Judges nothing itself.
 """
 
 from __future__ import annotations
@@ -14,26 +14,34 @@ from typing import Optional
 from train.base import processes, typed
 from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
-from train.health.heartbeats import Received
+from train.health.heartbeats import HostView
+
+MOST_BYTES = 64 << 20
 
 
-def diagnose(directory: Path, received: Received | None = None) -> Diagnosis:
+def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
     """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
 
-    `received`: the heartbeats that this process has received, in place of rank 0's file.
+    `host_view`: what this process has received itself, where that is newer than what is on file.
     """
-    world = heartbeats.gather(directory, received)
+    heard, on_file = heartbeats.gather(directory)
+    if host_view is not None:
+        heard = heartbeats.newest_world([*heard, *host_view.heard])
     here = processes.machine()
     states = {
         each.beat.rank: processes.process_state(each.beat.pid, each.beat.started)
-        for each in world.heard
+        for each in heard
         if each.beat.machine == here
     }
-    return examine(world, states, read_preflight(directory).homes)
+    homes = read_preflight(directory).homes
+    view = host_view or on_file
+    if view is None:
+        return examine(heard, states, homes=homes)
+    return examine(heard, states, view.is_cut_off, 2 * view.every, homes, view.partial)
 
 
 def addresses(found: Diagnosis, own: str, check: Preflight | None = None) -> dict[str, str]:
-    """The addresses of the other hosts by name, the hosts of the blamed ranks first."""
+    """The addresses of the other hosts by name, those of the blamed first."""
     beats = [p.beat for p in found.members if p.beat is not None]
     blamed = set(found.blamed)
     beats.sort(key=lambda beat: beat.rank not in blamed)
@@ -56,7 +64,7 @@ _Ok = Optional[bool]
 
 @dataclass(frozen=True)
 class CheckedHost:
-    """A host that took part in the preflight. `procs`: the number of its processes."""
+    """A host that took part in the check, and how many processes it runs."""
 
     host: str
     address: str
@@ -66,7 +74,7 @@ class CheckedHost:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that the preflight found."""
+    """A fault that the check found."""
 
     code: str
     host: str
@@ -76,7 +84,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The preflight of the last launch, as read from preflight.json. `ok`: None if there is no such file."""
+    """The check before the last launch, as far as preflight.json tells it. `ok`: None if there is no such file."""
 
     ok: _Ok = None
     findings: tuple[Finding, ...] = ()
@@ -90,10 +98,10 @@ class Preflight:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The address of each host, by name."""
+        """By host."""
         return {each.host: each.address for each in self.hosts}
 
 
 def read_preflight(directory: Path) -> Preflight:
     """The preflight of the last launch."""
-    return typed.read(Preflight, directory / "preflight.json", heartbeats.MOST_BYTES) or Preflight()
+    return typed.read(Preflight, directory / "preflight.json", MOST_BYTES) or Preflight()

@@ -207,7 +207,7 @@ def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
             if path in folders:
                 os.listdir(path)
             else:
-                read_file(path, heartbeats.MOST_BYTES)
+                read_file(path, view.MOST_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:
