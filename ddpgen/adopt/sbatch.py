@@ -181,14 +181,14 @@ class Batch(Script):
         super().__init__(draft, own)
         self._sbatch = Directives(draft)
 
-    def _begin(self, text: str) -> None:
-        found = self._sbatch
-        found.read(text)
-        self.copied = bool(found.said)
-        self.nodes, self.gpus, self.tasks = found.nodes, found.gpus, found.tasks
-        self._known |= found.known
+    def _read_head(self, text: str) -> None:
+        directives = self._sbatch
+        directives.read(text)
+        self.copied = bool(directives.said)
+        self.nodes, self.gpus, self.tasks = directives.nodes, directives.gpus, directives.tasks
+        self._known |= directives.known
 
-    def _end(self, procs: int, launch: Launch) -> None:
+    def _read_launch(self, procs: int, launch: Launch) -> None:
         self._sbatch.fields(procs)
         draft, line, tasks = self.draft, launch.command.line, self.tasks
         if launch.kind == "python":

@@ -65,7 +65,7 @@ class Script:
 
     def read(self, text: str, first: int = 1) -> None:
         """Read the script into the draft. Raise UnreadableError; SpecInvalidError unless it starts one training."""
-        self._begin(text)
+        self._read_head(text)
         for command in commands(text, first):
             if not self._resumes.take(command):
                 self._take(command)
@@ -86,7 +86,7 @@ class Script:
         self._directory = chosen[0].directory
         procs = self._launch(chosen[0])
         self._resume(chosen[0])
-        self._end(procs, chosen[0])
+        self._read_launch(procs, chosen[0])
         for name, line in self._unused.items():
             self.draft.lost(line, f"the variable {name}, which the training command does not use")
 
@@ -131,10 +131,10 @@ class Script:
             remedy = "correct code, or write train.script: /PATH where setup fetches it"
             self.draft.lost(0, what, remedy)
 
-    def _begin(self, text: str) -> None:
+    def _read_head(self, text: str) -> None:
         """Read the lines that are not commands, such as directives."""
 
-    def _end(self, procs: int, launch: Launch) -> None:
+    def _read_launch(self, procs: int, launch: Launch) -> None:
         """Report what the whole launch lacks. `procs`: the number of processes that it starts on a node."""
 
     # --- the body ---------------------------------------------------------------------------------
@@ -245,9 +245,10 @@ class Script:
         for word in launch.env:
             self._assign(word, True, launch.command)
         count, each = _COUNTS.get(launch.kind, ("", ""))
-        least, _, most = (said := options.pop(count, "")).partition(":")
+        count_option = options.pop(count, "")
+        least, _, most = count_option.partition(":")
         if least.isdigit():
-            self._awaits(said, int(most or least), line)
+            self._check_nodes(count_option, int(most or least), line)
         procs = self.tasks if launch.kind == "python" else 1
         said = options.pop(each, "")
         if said.isdigit():
@@ -280,10 +281,10 @@ class Script:
         )
         return SpecInvalidError(self.draft.filename, [finding])
 
-    def _awaits(self, said: str, nodes: int, line: int) -> None:
+    def _check_nodes(self, option: str, nodes: int, line: int) -> None:
         """Report a trap if the launcher waits for another number of nodes than the job has."""
         if nodes != self.nodes:
-            what = f"the launcher waits for {said} nodes, and the job has {self.nodes}"
+            what = f"the launcher waits for {option} nodes, and the job has {self.nodes}"
             self.draft.trap(line, what, "the spec's nodes are the job's")
 
     def _arguments(self, arguments: Sequence[str], line: int) -> None:
@@ -355,13 +356,13 @@ class Script:
 class ByHand(Script):
     """A launch script that its user starts on each machine."""
 
-    def _awaits(self, said: str, nodes: int, line: int) -> None:
+    def _check_nodes(self, option: str, nodes: int, line: int) -> None:
         if nodes > 1:
             self.nodes = nodes
-            what = f"{said} machines, whose names are not known"
+            what = f"{option} machines, whose names are not known"
             self.draft.lost(line, what, "write targets: {hosts: {hosts: [NAME, NAME]}}")
 
-    def _end(self, procs: int, launch: Launch) -> None:
+    def _read_launch(self, procs: int, launch: Launch) -> None:
         remedy = f"if so, write gpus_per_node: {procs}"
         self.draft.lost(launch.command.line, "whether it trains on GPUs", remedy)
 

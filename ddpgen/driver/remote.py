@@ -218,7 +218,7 @@ fact slurm-job "$(first_line "$checkpoints/slurm-job")"
 fact slurm-starts "$(first_line "$checkpoints/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$checkpoints/lock")"
 fact progress "$(first_line "$checkpoints/progress.json")"
-fact saves "$(tail -n 20 -- "$checkpoints/script/saves-0.jsonl" 2>/dev/null | tr '\n' '\t')"
+fact saves "$(tail -n 100 -- "$checkpoints/script/saves-0.jsonl" 2>/dev/null | tr '\n' '\t')"
 fact now "$(date +%s)"
 [ ! -e "$checkpoints/stop" ] || fact stop asked
 """

@@ -76,14 +76,14 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """Return the state from the facts that remote.LOOK prints."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    told = mapping(facts.get("progress", ""))
+    progress = mapping(facts.get("progress", ""))
     # An attempt that has not taken a step yet finds the line of an earlier one, which tells nothing about it.
-    if line and line[1] == "running" and told.get("attempt") != line[2]:
-        told = {}
+    if line and line[1] == "running" and progress.get("attempt") != line[2]:
+        progress = {}
     lock = mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
-    unit = told.get("unit")
+    unit = progress.get("unit")
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
@@ -92,23 +92,23 @@ def read(facts: Mapping[str, str]) -> JobState:
         reason=printable(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
         saved=_saved(facts.get("saves", "").split("\t")),
-        step=_whole(told.get("step")),
-        last_step=_whole(told.get("last_step")),
-        loss=_number(told.get("loss")),
-        losses=_losses(told.get("losses")),
-        evaluation=_evaluation(told.get("evaluation")),
-        steps_per_s=_number(told.get("steps_per_s")),
-        slow=_slow(told.get("slow")),
-        waiting=_numbers(told.get("waiting")),
-        batches=_number(told.get("batches")) or 0.0,
+        step=_whole(progress.get("step")),
+        last_step=_whole(progress.get("last_step")),
+        loss=_number(progress.get("loss")),
+        losses=_losses(progress.get("losses")),
+        evaluation=_evaluation(progress.get("evaluation")),
+        steps_per_s=_number(progress.get("steps_per_s")),
+        slow=_slow(progress.get("slow")),
+        waiting=_numbers(progress.get("waiting")),
+        batches=_number(progress.get("batches")) or 0.0,
         unit=printable(unit) if isinstance(unit, str) else "",
-        units_per_step=_whole(told.get("units_per_step")) or 0,
-        longest_step_s=_number(told.get("longest_step_s")),
-        write_s=_number(told.get("write_s")),
+        units_per_step=_whole(progress.get("units_per_step")) or 0,
+        longest_step_s=_number(progress.get("longest_step_s")),
+        write_s=_number(progress.get("write_s")),
         restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
-        age_s=_age(facts.get("now", ""), _number(told.get("time"))),
-        apart_s=_number(told.get("step_s")) or 0.0,
-        current=lock is not None and told.get("attempt") == lock.get("attempt"),
+        age_s=_age(facts.get("now", ""), _number(progress.get("time"))),
+        apart_s=_number(progress.get("step_s")) or 0.0,
+        current=lock is not None and progress.get("attempt") == lock.get("attempt"),
         stop_asked="stop" in facts,
         slurm_job=number[1] if number else "",
         lock=lock,
@@ -119,10 +119,9 @@ def read(facts: Mapping[str, str]) -> JobState:
 def _evaluation(row: Any) -> str:
     if not isinstance(row, dict):
         return ""
-    head = ("kind", "step", "attempt", "generation", "time")
-    values = {name: _number(value) for name, value in row.items() if name not in head}
-    told = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
-    return printable(f"{told} at step {row.get('step')}") if told else ""
+    values = {name: _number(value) for name, value in row.items() if name != "step"}
+    known = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+    return printable(f"{known} at step {row.get('step')}") if known else ""
 
 
 def _slow(found: Any) -> tuple[str, float] | None:
@@ -132,14 +131,14 @@ def _slow(found: Any) -> tuple[str, float] | None:
     return None if cost is None else (printable(name), cost)
 
 
-def _losses(found: Any) -> tuple[float, ...]:
-    known = found if isinstance(found, list) else []
+def _losses(listed: Any) -> tuple[float, ...]:
+    known = listed if isinstance(listed, list) else []
     losses = [float(each) if each in ("nan", "inf", "-inf") else _number(each) for each in known]
     return tuple(loss for loss in losses if loss is not None)
 
 
-def _numbers(found: Any) -> tuple[float, ...]:
-    known = [_number(value) for value in found] if isinstance(found, list) else []
+def _numbers(listed: Any) -> tuple[float, ...]:
+    known = [_number(value) for value in listed] if isinstance(listed, list) else []
     return tuple(value for value in known if value is not None) if None not in known else ()
 
 

@@ -16,9 +16,8 @@ from ddpgen import job
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.measure import probe
 from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
-from ddpgen.monitor import record
 from ddpgen.monitor.places import Place
-from ddpgen.monitor.record import Following
+from ddpgen.monitor.record import Following, remember
 from ddpgen.programs import Interrupts, say
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
@@ -76,7 +75,7 @@ def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
     )  # fmt: skip
     made = probe.beside(reading, f"bench-{shape}", train=train, restarts=0, **changes)
     rare = replace(made.job.checkpoint, every=Period(None, 86400.0), keep=1)
-    made = made._replace(job=replace(made.job, checkpoint=rare).alone)
+    made = made._replace(job=replace(made.job, checkpoint=rare).single)
     for found in conflicts(made.job):
         if found.fatal:
             raise Refused(f"shape {shape}: {found.what}", found.remedy)
@@ -115,8 +114,8 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
     job.write_bundle({tier: reading}, [tier], home, how)
     bundle = job.output_directory({tier: reading}, how)
     run = Following(made, tier, bundle, None)
-    with TIERS[tier].follow.kept(run) as kept:
-        for place, directory in kept:
+    with TIERS[tier].follow.checkpoint_places(run) as places:
+        for place, directory in places:
             gone = place.run(["rm", "-rf", "--", directory])
             if gone.code != 0:
                 raise TargetUnavailableError(gone.said.strip())
@@ -129,8 +128,8 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
         code = _submitted(run, interrupts)
     if code:
         return code, None
-    with TIERS[tier].follow.kept(run) as kept:
-        ran = _read(kept)
+    with TIERS[tier].follow.checkpoint_places(run) as places:
+        ran = _read(places)
     if not ran.done or not ran.samples:
         raise BrokenRunError(
             f"{made.name} has ended before its last step; ddpgen logs {bundle} says why"
@@ -142,7 +141,7 @@ def _submitted(run: Following, interrupts: Interrupts) -> int:
     """Submit the job and wait for its end, which comes within the job's time limit. Return the exit code."""
     tier = TIERS[run.tier]
     launched = tier.submit(run.job, run.bundle, [])
-    record.remember(run.bundle, launched)
+    remember(run.bundle, launched)
     run = run._replace(launched=launched)
     while tier.follow.lives(run):
         if interrupts.heard.wait(_POLL_S):
@@ -152,9 +151,9 @@ def _submitted(run: Following, interrupts: Interrupts) -> int:
     return 0
 
 
-def _read(kept: Sequence[tuple[Place, str]]) -> Ran:
+def _read(places: Sequence[tuple[Place, str]]) -> Ran:
     """Return the run, from the rows and the manifest on the host that had rank 0."""
-    for place, directory in kept:
+    for place, directory in places:
         metrics, manifest = (
             place.run(["cat", "--", f"{directory}/{name}"])
             for name in ("metrics.jsonl", "manifest.json")

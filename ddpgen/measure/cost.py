@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The backward pass computes twice as much as the forward pass: gradients of the activations and of the weights
-# (Kaplan et al., "Scaling laws for neural language models", 2020, section 2.1).
+# The backward pass computes gradients of activations and weights: twice the work of the forward pass. Source: Kaplan et
+# al., "Scaling laws for neural language models", 2020, section 2.1.
 BACKWARD = 2 / 3
 MIB = 1 << 20
 

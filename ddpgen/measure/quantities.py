@@ -8,6 +8,7 @@ import re
 from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
+from ddpgen.tiers.registry import FIRST, TIERS
 
 # Line rates. NVLink is an H100's, with 450 GB/s in each direction (NVIDIA H100 Tensor Core GPU data sheet).
 LINKS = (
@@ -78,9 +79,7 @@ def price(text: str) -> float:
 
 def shapes(text: str) -> tuple[str, ...]:
     """Return the shapes in a list like 1,2,hosts: numbers of processes, gpu, and names of tiers. Raise Refused."""
-    from ddpgen.tiers.registry import FIRST, TIERS
-
-    named = ["gpu", *(name for name, tier in TIERS.items() if tier.benches and name != FIRST)]
+    named = ["gpu", *(name for name, tier in TIERS.items() if tier.can_bench and name != FIRST)]
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in found:
         if word not in named and not re.fullmatch("[1-9][0-9]{0,3}", word):

@@ -13,8 +13,10 @@ from ddpgen import __version__, job
 from ddpgen.bundle import write
 from ddpgen.driver.wording import some
 from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
+from ddpgen.monitor.record import Following
 from ddpgen.resources import resource
 from ddpgen.spec.job import JobSpec
+from ddpgen.tiers.registry import TIERS
 
 
 def place(directory: Path, output: Path | None) -> Path:
@@ -52,7 +54,6 @@ def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     import hashlib
 
     from ddpgen.render import Renderer
-    from ddpgen.tiers.registry import TIERS
 
     renderer = Renderer()
     rendered = {
@@ -74,9 +75,6 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
 
     Raises TargetUnavailableError if the bundle has no such job, or the directory is the run's own.
     """
-    from ddpgen.monitor.record import Following
-    from ddpgen.tiers.registry import TIERS
-
     jobs = job.of_bundle(bundle)
     if tier not in jobs:
         raise TargetUnavailableError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def setting(kind: Kind, default: Any = REQUIRED) -> Any:
 OfField = Callable[[Field[Any], str], dict[str, Any]]
 
 
-class Kind:
+class Kind(ABC):
     """The values that a field may hold, and how they are read, described, stored and loaded.
 
     `wants`: the allowed values in words, for messages. `sample`: the value that replaces a refused one. `inner`: the
@@ -57,9 +58,9 @@ class Kind:
     sample: Any = None
     inner: Mapping[str, Kind] = {}
 
+    @abstractmethod
     def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
         """Return the value of `node`. Raises Refused if the node itself does not fit; errors below it go to `walk`."""
-        raise NotImplementedError
 
     def misfit(self, node: Node) -> Refused:
         """Return the refusal of a node whose shape does not fit the kind."""
@@ -73,9 +74,9 @@ class Kind:
         """Return a value for a field that is missing or refused, so that the walk can go on."""
         return self.sample
 
+    @abstractmethod
     def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
         """Return the JSON Schema of the kind, for editors."""
-        raise NotImplementedError
 
     def dump(self, value: Any) -> Any:
         """Return the value as bundle.json stores it."""
@@ -95,9 +96,9 @@ class Leaf(Kind):
 
     form: Mapping[str, Any]
 
+    @abstractmethod
     def parse(self, raw: Scalar) -> Any:
         """Return the value of a scalar that is not null. Raises Refused."""
-        raise NotImplementedError
 
     def parse_text(self, text: str) -> Any:
         """Return the value of a text from outside a spec. Raises Refused."""

@@ -299,7 +299,7 @@ class JobSpec:
         return None
 
     @property
-    def alone(self) -> JobSpec:
+    def single(self) -> JobSpec:
         """The job as a single copy, even if a scheduler would start several."""
         return self
 

@@ -104,7 +104,7 @@ def _overlays(
     return overlays
 
 
-def _merge(base: Table, overlay: Table, kind: Kind, path: tuple[str, ...] = ()) -> Table:
+def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...] = ()) -> Table:
     """Return `base` with the entries of `overlay` laid over it. Each node keeps its place in the file."""
     merged = Table(overlay.place if path else base.place, base.path, {}, {})
     given = {(*path, name) for name, node in overlay.entries.items() if not is_null(node)}
@@ -113,8 +113,9 @@ def _merge(base: Table, overlay: Table, kind: Kind, path: tuple[str, ...] = ()) 
         if (*path, name) not in dropped:
             merged.entries[name], merged.keys[name] = node, base.keys[name]
     for name, node in overlay.entries.items():
-        inner = kind.inner.get(name, Kind())
-        below = inner.spelled_out(base.entries[name]) if name in base.entries else None
+        inner, below = kind.inner.get(name) if kind else None, base.entries.get(name)
+        if inner is not None and below is not None:
+            below = inner.spelled_out(below)
         if isinstance(below, Table) and isinstance(node, Table):
             node = _merge(below, node, inner, (*path, name))
         merged.entries[name], merged.keys[name] = node, overlay.keys[name]

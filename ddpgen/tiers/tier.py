@@ -35,7 +35,7 @@ class Follow(Protocol):
     def keeps_here(self, following: Following) -> bool:
         """True if the checkpoint directory is on this machine."""
 
-    def kept(
+    def checkpoint_places(
         self, following: Following
     ) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
         """Return every place that may hold the checkpoint directory of a run, with the directory there."""
@@ -73,7 +73,7 @@ class Tier(ABC, Generic[Job]):
     brings = ""
     """The option of `start` that copies the results of a run to this machine; "" if they are here already."""
 
-    benches = True
+    can_bench = True
     """True if `bench` can run the job on this tier and read the directory that a run has left."""
 
     def check(self, job: Job) -> Iterable[Conflict]:

@@ -14,6 +14,7 @@ from ddpgen.measure import bench, bench_table, plot
 from ddpgen.measure.bench_table import Ran, Table
 from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused
+from ddpgen.tiers.slurm.fields import SlurmJob
 from tests.ddpgen.conftest import GPT, Run
 
 Spec = Callable[..., Path]
@@ -166,6 +167,8 @@ def test_the_plot(spec: Spec, tmp_path: Path, suffix: str) -> None:
     ("text", "options", "code", "said"),
     [
         (GPT, ["--shapes", "1,many"], 2, '"many" is no shape; write numbers of processes, gpu,'),
+        # The machines of a SkyPilot job are gone when it has ended.
+        (GPT, ["--shapes", "sky"], 2, '"sky" is no shape; write numbers of processes, gpu, hosts or slurm,'),
         (GPT, ["--shapes", "1,hosts"], 69, "the spec has no targets.hosts; add it to say where"),
         (GPT, ["--shapes", "gpu"], 2, "the job has no GPUs on local; write gpus_per_node: 1"),
         (GPT, ["--shapes", "8"], 2, "shape 8: 8 processes share 4 micro-batches a step"),
@@ -212,6 +215,13 @@ def test_a_shape_changes_the_length_and_the_place_and_nothing_that_is_learned(sp
     assert (here.procs_per_node, here.env) == (4, {"CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(Refused, match="shape 5"):
         bench.shaped(readings["local"], "5", None)
+
+
+def test_of_an_array_one_task_is_measured(spec: Spec) -> None:
+    readings = job.load(str(spec(GPT + "targets:\n  slurm: {array: 0-3, partition: gpu}\n")))
+    measured = bench.shaped(readings["slurm"], "slurm", None).job
+    assert isinstance(measured, SlurmJob)
+    assert (measured.array, measured.partition) == (None, "gpu")
 
 
 def test_by_default_the_processes_that_have_work_and_a_processor(

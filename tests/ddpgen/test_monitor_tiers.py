@@ -144,6 +144,12 @@ def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) ->
     ("record", "newest"),
     [
         ('{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}\n', "/w/a.pt, of step 5"),
+        (
+            """{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}
+{"path": "/w/b.pt", "step": 9, "by": "", "whole": true}
+""",
+            "/w/b.pt, of step 9",
+        ),
         ('{"path": "/w/a", "step": 5, "by": "", "whole": false}\n', "none"),
         (
             """{"path": "/w/c", "step": 5, "by": "lightning 1", "whole": true}

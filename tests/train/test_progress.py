@@ -37,11 +37,11 @@ def test_it_says_how_the_run_stands(tmp_path: Path) -> None:
     for step in range(1, 5):
         file.take(row("step", step, 10.0 + 2 * step, loss=step / 2))
     file.take(row("ranks", 4, 18.5, seconds=0.5, waiting=[0.1, 0.6], batches=[0.0, 0.05]))
-    file.take(row("eval", 4, 25.0, loss=0.25))
+    file.take(row("eval", 4, 25.0, loss=0.25, f1="nan", confusion=[[1, 2], [3, 4]]))
     assert read(tmp_path) == {
         "attempt": "a", "last_step": 40, "unit": "tokens", "step": 4, "time": 18.0, "loss": 2.0,
         "losses": [0.5, 1.0, 1.5, 2.0], "steps_per_s": 0.5, "step_s": 2.0, "longest_step_s": 7.0,
-        "waiting": [0.2, 1.0], "batches": 0.1, "evaluation": row("eval", 4, 25.0, loss=0.25),
+        "waiting": [0.2, 1.0], "batches": 0.1, "evaluation": {"step": 4, "loss": 0.25},
     }  # fmt: skip
     file.take(row("stopped", 4, 37.5))
     assert read(tmp_path)["write_s"] == 12.5
@@ -78,7 +78,9 @@ def test_a_start_takes_over_what_it_has_not_measured_itself(
     assert not {"loss", "losses", "time", "steps_per_s"} & told.keys()
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"{", b"[]", b"\xff", b'{"evaluation": 7}'])
+@pytest.mark.parametrize(
+    "spoilt", [b"", b"{", b"[]", b"\xff", b'{"evaluation": 7}', b'{"evaluation": {"step": "x"}}']
+)
 def test_what_cannot_be_read_is_not_taken_over(tmp_path: Path, spoilt: bytes) -> None:
     (tmp_path / NAME).write_bytes(spoilt)
     ProgressFile(tmp_path).take(row("start", 0, 1.0))

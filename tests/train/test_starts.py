@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def reason(failed: Run) -> str:
 
 def test_a_finished_job_that_is_started_again_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, DROPOUT, 2).codes == [0, 0]
+    standing = json.loads((tmp_path / "progress.json").read_text())
+    assert (standing["step"], standing["last_step"], len(standing["losses"])) == (6, 6, 6)
+    assert standing["units_per_step"]
+    assert standing["unit"]
     newest = checkpoints(tmp_path)[-1]
     inode = (newest / "model.pt").stat().st_ino
     again = run(tmp_path, DROPOUT, 2)

@@ -1,7 +1,7 @@
-"""Which rank the others wait for: from heartbeats to sentences.
+"""The diagnosis of a hang: from heartbeats to sentences that name the rank for which the others wait.
 
-Owns the judgement: which rank is gone, stopped, silent or a straggler, and who waits for it. Pure: it
-is given the heartbeats with their ages, and what this machine knows of its own processes.
+Judges which rank is gone, stopped, silent or a straggler, and which ranks wait for it. Pure: its inputs are the
+heartbeats with their ages, and the states of the processes on this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SILENT_S = 6.0
 # A step may take this many times its usual time, and at least so many seconds.
 _LONGER = 10.0
 STANDING_S = 10.0
-# What comes before and after the steps (a download, an evaluation) may take longer.
+# The phases before and after the steps (a download, an evaluation) may take longer.
 LONG_PHASE_S = 300.0
 # Hosts start their processes, and import torch, at different speeds.
 COMING_S = 30.0
@@ -34,8 +34,8 @@ _HOST_LOST = "the host or its network is gone, or it is frozen there"
 
 @dataclass(frozen=True)
 class RankState:
-    """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
-    one that is gone), else None. `beat` is None where no heartbeat of it is known."""
+    """A rank and its condition. `state`: the state of its process (proc(5); "" if it is gone), None if this machine
+    cannot see it. `beat`: None if no heartbeat of the rank is known."""
 
     rank: int
     condition: str
@@ -51,7 +51,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`sentences`: cause and remedy; `wrong`: whether anything is. `blamed`: the ranks it is about."""
+    """`sentences`: cause and remedy. `wrong`: True if there is a fault. `blamed`: the ranks that cause it."""
 
     members: tuple[RankState, ...]
     sentences: tuple[str, ...]
@@ -67,11 +67,11 @@ def examine(
     homes: Mapping[int, str] | None = None,
     partial: bool = False,
 ) -> Diagnosis:
-    """Judge a world by its heartbeats; `partial`: these ranks only, the others cannot be known here.
+    """Judge a world by its heartbeats. `partial`: judge these ranks only, because the others cannot be known here.
 
-    `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
-    any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
-    `homes`: on which host a rank without a heartbeat should be.
+    `states`: the states of the processes of ranks on this machine. `cut_off`: True if this host hears nothing of the
+    others any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
+    `homes`: the host of each rank, for ranks without a heartbeat.
     """
     if not heard:
         return Diagnosis((), (), False)
@@ -201,7 +201,7 @@ def _how(member: RankState, beat: Beat) -> str:
 def _none_lost(
     members: Sequence[RankState], standing: Sequence[RankState]
 ) -> tuple[list[str], bool, Sequence[RankState]]:
-    """The sentences, whether anything is wrong, and which ranks are to blame."""
+    """Return the sentences, True if there is a fault, and the ranks that cause it."""
     unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
         return (

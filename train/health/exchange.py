@@ -1,10 +1,9 @@
 """The heartbeats of all hosts, through the store in which the processes met.
 
-Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
+Owns its own connection and the thread that uses it, so that a store that does not answer blocks nothing else.
 
-Every rank puts its heartbeat there, and one process of each host reads all of them. Where that would be
-too much for one store, rank 0 alone reads: the traffic then grows with the ranks and not with ranks
-times hosts.
+Every rank writes its heartbeat to the store, and one process of each host reads all of them. If that is too much
+traffic for one store, only rank 0 reads. The traffic then grows with the ranks, and not with ranks times hosts.
 """
 
 from __future__ import annotations
@@ -22,22 +21,19 @@ from train.health.heartbeats import Beat, Heard, HostView
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# How often a host asks for the others' heartbeats, and how much that may move at the store, all together.
+# The period at which a host reads the others' heartbeats, and the bytes per second that all reads may take.
 _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
-# While somebody waits for news.
+# The period while a caller waits for new heartbeats.
 _HURRY_S = 1.0
-# How soon the thread sees that somebody does.
+# The period at which the thread looks for such a caller.
 _TICK_S = 0.3
 
 
 class Exchange:
-    """The heartbeats of all hosts, as one process of this host has them from the store; see the module.
-
-    `reads`: whether this process may read them.
-    """
+    """The heartbeats of all hosts that one process of this host has read from the store. `reads`: True if it may read."""
 
     def __init__(self, store: Store, own: Beat) -> None:
         self._store, self._own = store, own

@@ -1,8 +1,7 @@
-"""The heartbeats of a run: what each rank last said of itself, and the files that hold it.
+"""The heartbeats of a run and their files in `<checkpoint dir>/heartbeats/`.
 
-Owns `<checkpoint dir>/heartbeats/`: `rank-00003.json` written by the rank itself, `seen-by-HOST.json`
-with the heartbeats of all other hosts that a host has received, and the empty `explained-HOST-WORLD` of the
-process that says for its host why the others wait. Knows nothing of how a heartbeat comes about, and judges nothing.
+A rank writes `rank-00003.json`. A host writes `seen-by-HOST.json`, the heartbeats of other hosts that it has received.
+The process that explains a hang for its host leaves the empty file `explained-HOST-WORLD`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ _Value = TypeVar("_Value")
 class Beat:
     """One rank, as it was at its last heartbeat.
 
-    `world`: names the processes that have met ("" before); `machine`: the boot, processes and
-    network it sees; `started`: what tells its pid from a reused one; `born`, `time`: wall clock of
-    its start and of this heartbeat, in seconds; `monotonic`: the machine's own clock; `every`: seconds
-    between heartbeats. `step`: complete steps, -1 where that is not known; `in_step`, `in_phase`: seconds
-    since that and the phase changed; `usual`: seconds a step takes otherwise, 0.0 if unknown.
-    `ended`: why this process is about to end, "" while it goes on; `waited`: it ended because it lost
-    another, or timed out waiting for it.
+    `world`: the name of the processes that have met, "" before that. `machine`: the boot, processes and network that
+    the process sees. `started`: the process's start time, which tells its pid from a reused one.
+    `born`, `time`: wall clock of its start and of this heartbeat, in seconds. `monotonic`: the machine's own clock.
+    `every`: seconds between heartbeats.
+    `step`: complete steps, -1 if unknown. `in_step`, `in_phase`: seconds since the step and the phase changed.
+    `usual`: seconds that a step usually takes, 0.0 if unknown.
+    `ended`: why this process is about to end, "" if it goes on. `waited`: True if it ends because it lost another
+    process, or timed out waiting for it.
     """
 
     rank: int
@@ -80,9 +80,9 @@ class Heard:
 
 @dataclass(frozen=True)
 class HostView:
-    """The heartbeats that one host has received. `at`, `monotonic`: when this was written, by that host's
-    clocks; `every`: seconds between its reads; `unanswered_s`: seconds since the run's store last answered
-    it; `partial`: it does not read them, as the job is large."""
+    """The heartbeats that one host has received. `at`, `monotonic`: the time of writing, by that host's clocks.
+    `every`: seconds between its reads. `unanswered_s`: seconds since the run's store last answered it. `partial`: True if
+    the host does not read the store, because the job is large."""
 
     host: str
     machine: str
@@ -96,8 +96,8 @@ class HostView:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether this host, this machine, has neither written nor been answered for too long to know
-        of the others."""
+        """True if this host has not written, or got no answer from the store, for so long that it cannot know the
+        others."""
         silent_s = max(time.monotonic() - self.monotonic, self.unanswered_s)
         return silent_s > 3 * self.every + 6.0
 
@@ -106,10 +106,10 @@ class HostView:
 
 
 def pace(directory: Path, every: float) -> float:
-    """Seconds between writes to `directory`, where one may look every `every` seconds.
+    """Return the seconds between writes to `directory`, at least `every`.
 
-    A bucket that is mounted as a directory is charged by the write, and writes one after the other:
-    a checkpoint would wait in line behind the heartbeats.
+    A mounted bucket costs money for each write, and its writes go one after the other, so that a checkpoint would wait
+    for the heartbeats.
     """
     with contextlib.suppress(OSError):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -121,7 +121,7 @@ def pace(directory: Path, every: float) -> float:
 
 
 def rank_file(directory: Path, rank: int) -> Path:
-    """Where a rank keeps its heartbeat, below the checkpoint directory."""
+    """Return the path of a rank's heartbeat, below the checkpoint directory."""
     return directory / NAME / f"rank-{rank:05d}.json"
 
 
@@ -136,12 +136,12 @@ def write_host_view(directory: Path, host_view: HostView) -> None:
 
 
 def _write(path: Path, value: Beat | HostView) -> None:
-    # Without fsync: after a crash of the whole machine nobody asks how the rank stood before it.
+    # Without fsync, because a heartbeat has no use after a crash of the whole machine.
     replace_file(path, json.dumps(asdict(value)).encode(), sync=False)
 
 
 def is_first(directory: Path, host: str, world: str) -> bool:
-    """Whether no process of this host has asked this before about this world. Raises OSError."""
+    """Return True to the first process of this host that asks about this world. Raises OSError."""
     try:
         name = f"explained-{_in_a_name(host)}-{_in_a_name(world)}"
         (directory / NAME / name).touch(exist_ok=False)
@@ -155,12 +155,12 @@ def _in_a_name(text: str) -> str:
 
 
 def read_beats(directory: Path) -> list[Beat]:
-    """The heartbeats that the ranks themselves have left here. What makes no sense is left out."""
+    """Return the heartbeats that the ranks wrote here, without unreadable ones."""
     return _read_all(directory, "rank-", Beat)
 
 
 def read_host_views(directory: Path) -> list[HostView]:
-    """The heartbeats that the hosts have received of each other, as far as they are on file here."""
+    """Return the heartbeats that hosts have received from each other, as far as their files are here."""
     return _read_all(directory, "seen-by-", HostView)
 
 
@@ -171,9 +171,9 @@ def _read_all(directory: Path, prefix: str, kind: type[_Value]) -> list[_Value]:
 
 
 def clear(directory: Path, but_below: int = 0) -> None:
-    """Remove everything of ours, but the heartbeats of ranks below this one.
+    """Remove all heartbeat files, except for ranks below `but_below`.
 
-    Nothing behind a symbolic link: what lies there may be anybody's.
+    Removes nothing behind a symbolic link, because those files may belong to another program.
     """
     if (directory / NAME).is_symlink():
         return
@@ -185,7 +185,7 @@ def clear(directory: Path, but_below: int = 0) -> None:
 
 
 def files(directory: Path) -> list[Path]:
-    """All files of ours here, and drafts of them."""
+    """Return the heartbeat files here, and drafts of them."""
     try:
         names = sorted(os.listdir(directory / NAME))
     except OSError:
@@ -197,10 +197,10 @@ def files(directory: Path) -> list[Path]:
 
 
 def newest_world(found: Iterable[Heard]) -> list[Heard]:
-    """Of each rank the newest heartbeat, of the processes that were started last.
+    """Return the newest heartbeat of each rank in the world that started last.
 
-    What an earlier world has left belongs to no process. A process that has not met the others yet,
-    or has not said so, belongs to them when it is of their age.
+    Heartbeats of an earlier world do not count. A process that has not met the others yet belongs to this world if it
+    started at about the same time.
     """
     heard = list(found)
     if not heard:
@@ -209,18 +209,18 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     members = [each for each in heard if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
     members += [each for each in heard if not each.beat.world and each.beat.born >= oldest]
-    # Of a rank the process that has met the others, its later heartbeat, and where that is known twice,
-    # the longer silence: who received it first knows better how old it is.
+    # For each rank, the last entry wins: the process that has met the others, then its later heartbeat. If two hosts
+    # received the same heartbeat, the longer silence is right, because that host received it first.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
     newest = {each.beat.rank: each for each in members}
     return [newest[rank] for rank in sorted(newest)]
 
 
 def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
-    """The newest heartbeat of every rank of the newest world, and what this very machine has received.
+    """Return the newest heartbeat of every rank of the newest world, and the view of this machine.
 
-    No clock of one machine is compared with another's, but where there is nothing else to go by: a
-    shared directory that is looked at from a machine that takes no part, or in a large job.
+    Clocks of two machines are compared only if there is no other measure: if the caller's machine takes no part in the
+    job, or the job is large.
     """
     here, now, wall = machine(), time.monotonic(), time.time()
     beats, host_views = read_beats(directory), read_host_views(directory)

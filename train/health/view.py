@@ -1,7 +1,7 @@
 """A checkpoint directory's heartbeats, as they look from this host now.
 
-Owns the joining of what is on file, what this process has received itself, and what the system says of
-the processes of this machine; and what the last preflight left on file of the hosts. Judges nothing itself.
+Joins the heartbeat files, the heartbeats that this process has received, and the states of this machine's processes.
+Reads the hosts from the last preflight's file. diagnosis.py judges.
 """
 
 from __future__ import annotations

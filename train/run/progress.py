@@ -19,7 +19,9 @@ NAME = "progress.json"
 _PERIOD_S = 1.0  # between two lines, while steps are taken
 _MOST_STEPS = 100  # the newest steps, which give the speed and the losses
 # These values of an earlier start stay until this start has its own.
-_KEPT = ("evaluation", "longest_step_s", "write_s")
+_KEPT = ("longest_step_s", "write_s")
+# Numbers of a row that are no metrics.
+_OF_ROW = ("step", "generation", "time")
 
 
 class ProgressFile:
@@ -30,7 +32,7 @@ class ProgressFile:
     - `attempt`, `last_step`, `steps_per_s`, `unit`, `units_per_step`
     - `step`: the newest complete step; `time`: when it was complete
     - `loss`, `losses`: of the newest step, and of the newest steps
-    - `evaluation`: the row of the newest evaluation
+    - `evaluation`: the step and the numbers of the newest evaluation
     - `step_s`: seconds between the last two steps
     - `longest_step_s`: the longest of the newest steps, with the work before the next one
     - `write_s`: seconds for the last checkpoint of a start
@@ -62,7 +64,8 @@ class ProgressFile:
         elif kind == "step":
             self._step(row)
         elif kind == "eval":
-            facts["evaluation"] = dict(row)
+            numbers = {n: v for n, v in row.items() if type(v) in (int, float) and n not in _OF_ROW}
+            facts["evaluation"] = {"step": row["step"], **numbers}
         elif kind == "ranks":
             step_s = row["seconds"] or 1.0
             facts["waiting"] = [round(min(1.0, each / step_s), 4) for each in row["waiting"]]
@@ -74,33 +77,39 @@ class ProgressFile:
         if kind in ("step", "ranks", "checkpoint") and now - self._written < _PERIOD_S:
             return
         self._written = now
-        known = {name: value for name, value in facts.items() if value is not None}
+        over_steps = {
+            "losses": list(self._losses),
+            "steps_per_s": facts.get("steps_per_s") or self._speed(),
+            "longest_step_s": max(self._spans, default=facts.get("longest_step_s")),
+        }
+        known = {n: v for n, v in (facts | over_steps).items() if v not in (None, [])}
         with contextlib.suppress(OSError):  # metrics.jsonl says that the disk is full
             replace_file(self._path, f"{json.dumps(known)}\n".encode(), sync=False)
 
     def _begin(self, step: int) -> None:
-        try:
-            was = json.loads(read_file(self._path))
-            kept = {name: was.get(name) for name in _KEPT}
-        except (OSError, ValueError, AttributeError):
-            kept = {}
-        evaluation = kept.get("evaluation")
-        if not isinstance(evaluation, dict) or evaluation.get("step", 0) > step:
-            kept["evaluation"] = None  # it is evaluated again
-        self._facts |= {**kept, "step": step or None}
+        self._facts["step"] = step or None
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            earlier = json.loads(read_file(self._path))
+            self._facts |= {name: earlier.get(name) for name in _KEPT}
+            if earlier["evaluation"]["step"] <= step:  # a later one is evaluated again
+                self._facts["evaluation"] = earlier["evaluation"]
 
     def _step(self, row: Mapping[str, Any]) -> None:
         step, now, facts = row["step"], row["time"], self._facts
         if self._steps:
             facts["step_s"] = round(now - self._steps[-1][1], 3)
         self._steps.append((step, now))
-        first, then = self._steps[0]
-        speed = (step - first) / (now - then) if now > then else None
-        facts |= {"step": step, "time": now, "steps_per_s": row.get("steps_per_s", speed)}
-        facts["loss"] = row.get("loss")
+        facts |= {"step": step, "time": now}
+        facts |= {name: row.get(name) for name in ("loss", "steps_per_s")}
         if "loss" in row:
             self._losses.append(row["loss"])
-        facts["losses"] = list(self._losses)
+
+    def _speed(self) -> float | None:
+        """Return the steps per second over the newest steps; None if that is not known."""
+        if not self._steps:
+            return None
+        (first, then), (last, now) = self._steps[0], self._steps[-1]
+        return (last - first) / (now - then) if now > then else None
 
     def _time(self, now: float, ends: bool) -> None:
         """Note the time since the row before. At the end of a run this is the time of the last checkpoint's write,
@@ -111,5 +120,4 @@ class ProgressFile:
                 self._facts["write_s"] = span
             else:
                 self._spans.append(span)
-                self._facts["longest_step_s"] = max(self._spans)
         self._row_at = now

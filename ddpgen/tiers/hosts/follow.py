@@ -98,12 +98,12 @@ def keeps_here(following: Following) -> bool:
 
 
 @contextlib.contextmanager
-def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+def checkpoint_places(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
     """Yield every host with the checkpoint directory on it. Raise TargetUnavailableError."""
-    ours = _listed(following)
-    with places.logins(ours) as logins:
-        hosts = zip(logins, ours.hosts, strict=True)
-        yield [(login, ours.checkpoints(host)) for login, host in hosts]
+    listed = _listed(following)
+    with places.logins(listed) as logins:
+        hosts = zip(logins, listed.hosts, strict=True)
+        yield [(login, listed.checkpoints(host)) for login, host in hosts]
 
 
 def _listed(following: Following) -> Plan:

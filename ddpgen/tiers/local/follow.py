@@ -84,7 +84,9 @@ def keeps_here(following: Following) -> bool:
     return True
 
 
-def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+def checkpoint_places(
+    following: Following,
+) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
     """Return this machine and the checkpoint directory on it."""
     here = Place(str(following.beside))
     return contextlib.nullcontext([(here, here.checkpoints(following.job))])

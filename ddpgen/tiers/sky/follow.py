@@ -1,6 +1,6 @@
 """status, logs and stop of a job that SkyPilot manages.
 
-Owns which of SkyPilot's jobs are ours: those of the spec's name that live, else the one launched from here.
+Chooses among SkyPilot's jobs: those of the spec's name that live, else the one launched from here.
 If SkyPilot knows of no live one, the bucket decides: another machine may have launched the job, or SkyPilot's
 controller may be lost.
 """
@@ -147,7 +147,9 @@ def keeps_here(following: Following) -> bool:
     return False
 
 
-def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+def checkpoint_places(
+    following: Following,
+) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
     """Return no place: a machine's disk is lost with the machine."""
     return contextlib.nullcontext(())
 

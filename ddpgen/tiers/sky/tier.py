@@ -22,7 +22,7 @@ class Sky(Tier[SkyJob]):
     """Machines in a cloud, by a managed job of SkyPilot. See Tier."""
 
     model = SkyJob
-    benches = False
+    can_bench = False
 
     def check(self, job: SkyJob) -> Iterable[Conflict]:
         return render.check(job)

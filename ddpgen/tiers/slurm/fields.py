@@ -108,7 +108,7 @@ class SlurmJob(JobSpec):
     ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
 
     @property
-    def alone(self) -> SlurmJob:
+    def single(self) -> SlurmJob:
         return replace(self, array=None)
 
 

@@ -1,6 +1,6 @@
 """status, logs and stop of a job that Slurm runs.
 
-Owns which of Slurm's jobs are ours: the one that the checkpoint directory belongs to and the one submitted
+Chooses among Slurm's jobs: the one that the checkpoint directory belongs to and the one submitted
 from here, else all of the spec's name. Asks the controller first, then the accounting.
 """
 
@@ -158,7 +158,7 @@ def keeps_here(following: Following) -> bool:
 
 
 @contextlib.contextmanager
-def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+def checkpoint_places(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
     """Yield the machine with Slurm's programs, and the checkpoint directory on it. Raise TargetUnavailableError."""
     with _reach(following) as asked:
         yield [(asked.place, asked.directory())]
