@@ -6,13 +6,28 @@ Owns the exit codes, and the decisions that all tiers share. Reads no file and n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED
 from train.run.status import Status
 
 GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"
+# The kinds of end. The first three are final statuses.
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+NOT_BEGUN, KILLED, CRASHED, TAKEN = "not begun", "killed", "crashed", "taken over"
+# The exit codes of a launch by a user. The tiers with a scheduler have their own.
+CODES: Mapping[str, int] = {
+    DONE: 0,
+    STOPPED: EXIT_STOPPED,
+    NOT_BEGUN: EXIT_STOPPED,
+    FAILED: EXIT_FAILED,
+    KILLED: EXIT_FAILED,
+    CRASHED: EXIT_FAILED,
+    TAKEN: EXIT_FAILED,
+}
+_NOT_BEGUN = "stopped before the training began"
 
 
 @dataclass(frozen=True)
@@ -75,35 +90,60 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
     return Request("stop", f"{name}: asking for a clean stop{kill}")
 
 
-def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
-    """Turn the end of the workers into a report. The status decides, because torchrun's exit code is 1 for nearly
-    everything. `results`: where the results are, in words. `again`: the command that starts the job again."""
+class Outcome(NamedTuple):
+    """The judgement of an end, which all tiers share.
+
+    `kind`: one of the kinds above. `line`: the sentence for the user. `reason`: why it ended, for the status; "" if the
+    line says it.
+    """
+
+    kind: str
+    line: str
+    reason: str = ""
+
+
+def judge(end: End) -> Outcome:
+    """Judge the end of the workers. The status decides, because torchrun's exit code is 1 for nearly everything."""
     status = end.status
-    starts_again = (f"{end.next}: {again}",) if again and end.next else ()
     if status is None:
-        taken = "the status is not of this attempt: another job has taken over"
-        return ExitReport(EXIT_FAILED, (taken,))
-    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
-    if status.word == "done":
-        early = f" ({status.reason})" if status.reason else ""
-        where = f"; {results}" if results else ""
-        return ExitReport(0, (f"done{at}{early}{where}",))
-    if status.word == "stopped":
-        return ExitReport(EXIT_STOPPED, ("; ".join((f"stopped{at}", *starts_again)),))
-    if status.word == "failed":
-        why = status.reason or "no reason given"
-        return ExitReport(EXIT_FAILED, (f"failed{at}: {why}",), reason=why)
+        return Outcome(TAKEN, "the status is not of this attempt: another job has taken over")
+    if status.word in (DONE, STOPPED, FAILED):
+        return Outcome(status.word, final(status), status.reason)
     if end.stops and not end.killed and not end.met:
-        return not_begun(again)
+        return Outcome(NOT_BEGUN, _NOT_BEGUN, _NOT_BEGUN)
     if end.killed:
         # A driver kills this host after a crash or loss of another, which this host may have noted as its own crash.
         noted = f"; the last crash: {status.reason}" if status.reason else ""
-        why = f"killed, as it was asked to{noted}"
-        line = "; ".join(("killed", *starts_again))
-        return ExitReport(EXIT_FAILED, (line,), why, crashed=True)
-    why = crash(end)
-    lines = (f"crashed: {why}", *starts_again)
-    return ExitReport(EXIT_FAILED, lines, why, crashed=True)
+        return Outcome(KILLED, "killed", f"killed, as it was asked to{noted}")
+    why = _crash(end.code, status)
+    return Outcome(CRASHED, f"crashed: {why}", why)
+
+
+def final(status: Status) -> str:
+    """Return the final status as a sentence without its period."""
+    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
+    if status.word == DONE:
+        early = f" ({status.reason})" if status.reason else ""
+        return f"done{at}{early}"
+    if status.word == FAILED:
+        return f"failed{at}: {status.reason or 'no reason given'}"
+    return f"{status.word}{at}"
+
+
+def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
+    """Turn the end of the workers into a report. `results`: where the results are, in words. `again`: the command that
+    starts the job again."""
+    kind, line, reason = judge(end)
+    starts_again = (f"{end.next}: {again}",) if again and end.next else ()
+    if kind == NOT_BEGUN:
+        return not_begun(again)
+    if kind == DONE:
+        return ExitReport(CODES[kind], ("; ".join(filter(None, (line, results))),))
+    if kind in (STOPPED, KILLED):
+        line = "; ".join((line, *starts_again))
+    lines = (line, *starts_again) if kind == CRASHED else (line,)
+    why = reason if kind in (FAILED, KILLED, CRASHED) else ""
+    return ExitReport(CODES[kind], lines, why, crashed=kind in (KILLED, CRASHED))
 
 
 def word_of(code: int) -> str:
@@ -111,13 +151,13 @@ def word_of(code: int) -> str:
     return {0: "done", EXIT_STOPPED: "stopped"}.get(code, "failed")
 
 
-def crash(end: End) -> str:
+def _crash(code: int, status: Status) -> str:
     """Return why workers without a final status have ended: the last crash that they noted, or the launcher's code."""
-    if end.status is not None and end.status.reason:
-        return end.status.reason
-    if end.code > 128:
-        return f"the launcher was killed by signal {end.code - 128}"
-    return f"the launcher ended with code {end.code} and no process said why, as when one is killed"
+    if status.reason:
+        return status.reason
+    if code > 128:
+        return f"the launcher was killed by signal {code - 128}"
+    return f"the launcher ended with code {code} and no process said why, as when one is killed"
 
 
 def goes_on(program: Sequence[str], saved: bool) -> str:
@@ -137,5 +177,5 @@ def goes_on(program: Sequence[str], saved: bool) -> str:
 
 def not_begun(again: str) -> ExitReport:
     """Report a stop before the workers were started, or before they had met."""
-    why, starts = "stopped before the training began", f"; to start it: {again}" if again else ""
-    return ExitReport(EXIT_STOPPED, (f"{why}{starts}",), why)
+    starts = f"; to start it: {again}" if again else ""
+    return ExitReport(CODES[NOT_BEGUN], (f"{_NOT_BEGUN}{starts}",), _NOT_BEGUN)

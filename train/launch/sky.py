@@ -22,7 +22,7 @@ from train.base import typed
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, replace_file
 from train.launch import decision, directory, notice
-from train.launch.decision import End, ExitReport, Request
+from train.launch.decision import KILLED, NOT_BEGUN, STOPPED, End, ExitReport, Request, judge
 from train.launch.notices import clouds
 from train.launch.options import names, ports
 from train.launch.tier import Membership, Tier
@@ -126,20 +126,20 @@ class Sky(Tier):
 
     def at_end(self, end: End) -> ExitReport:
         """Report the end with the exit code on which SkyPilot acts."""
-        me, status = self.me, end.status
-        if status is not None and status.word == "stopped":
-            at = f" at step {status.step}" if status.step else ""
-            # The user's own stop is an object in the bucket, and never a signal.
-            if status.reason.startswith(("preempted", "signal")):
-                back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
-                return ExitReport(EXIT_PREEMPTED, (back,), comes_back=True)
-            why = status.reason or "user"
-            starts_again = f"; {end.next}: {self.again}" if end.next else ""
-            return ExitReport(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
-        if status is not None and status.word == "running" and end.stops and not end.met:
+        kind, line, reason = judge(end)
+        # on_signal() kills the workers before they have met.
+        if kind in (NOT_BEGUN, KILLED) and not end.met:
             return self.not_begun("")
-        outcome = decision.at_end(end)
-        return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
+        if kind != STOPPED:
+            report = decision.at_end(end)
+            return replace(report, lines=tuple(f"{self.me}: {line}" for line in report.lines))
+        # The user's own stop is an object in the bucket, and never a signal.
+        if reason.startswith(("preempted", "signal")):
+            back = f"{self.me}: {line}, {reason}; SkyPilot starts a managed job again"
+            return ExitReport(EXIT_PREEMPTED, (back,), comes_back=True)
+        starts_again = f"; {end.next}: {self.again}" if end.next else ""
+        stopped = f"{self.me}: {line} ({reason or 'user'}){starts_again}"
+        return ExitReport(SKY_EXIT_STOPPED, (stopped,))
 
 
 # --- what SkyPilot says ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
-from train.launch.decision import GO_ON
+from train.launch.decision import CODES, DONE, FAILED, GO_ON, STOPPED, final
 from train.launch.slurm.job import State
 from train.run.status import Status
 
@@ -193,16 +193,15 @@ def _by_status(end: StartEnd, again: str = "") -> Finish | Requeue | None:
     status = end.status
     if status is None:
         return None
-    at = f" at step {status.step}" if status.step else ""
-    if status.word == "done" and end.code == 0:
-        early = f" ({status.reason})" if status.reason else ""
-        return Finish(0, f"done{at}{early}")
-    if status.word == "failed":
-        return Finish(EXIT_FAILED, f"failed{at}: {status.reason or 'no reason given'}")
-    if status.word == "stopped" and end.asked and end.stop != "user":
-        return Requeue(f"stopped{at}", EXIT_STOPPED)
-    if status.word == "stopped":
-        return Finish(EXIT_STOPPED, f"stopped{at}; {again}")
+    line = final(status)
+    if status.word == DONE and end.code == 0:
+        return Finish(CODES[DONE], line)
+    if status.word == FAILED:
+        return Finish(CODES[FAILED], line)
+    if status.word == STOPPED and end.asked and end.stop != "user":
+        return Requeue(line, CODES[STOPPED])
+    if status.word == STOPPED:
+        return Finish(CODES[STOPPED], f"{line}; {again}")
     return None
 
 

@@ -11,13 +11,25 @@ import os
 import signal
 from pathlib import Path
 
+from train.base.errors import EXIT_FAILED
 from train.base.scheduler import VARIABLE, Scheduled
-from train.launch.decision import End, ExitReport, Request, crash
+from train.launch.decision import (
+    DONE,
+    FAILED,
+    NOT_BEGUN,
+    STOPPED,
+    End,
+    ExitReport,
+    Request,
+    judge,
+)
 from train.launch.slurm.batch import Slurm
 from train.launch.slurm.decision import AGAIN
 from train.launch.slurm.directory import Directory
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command
+
+_CODES = {DONE: 0, STOPPED: 0, NOT_BEGUN: 0, FAILED: EXIT_FAILED}
 
 
 class SlurmNode(Tier):
@@ -81,16 +93,11 @@ class SlurmNode(Tier):
 
     def at_end(self, end: End) -> ExitReport:
         """Report 0 unless this node has failed. The batch supervisor decides what that means for the job."""
-        word = end.status.word if end.status else ""
-        if word in ("done", "stopped"):
-            return ExitReport(0)
-        if word == "failed":
-            return ExitReport(1)
-        if end.stops and not end.met:
-            return ExitReport(0, (f"{self._me}: stopped before the training began",))
+        kind, line, reason = judge(end)
+        lines = () if kind in (DONE, STOPPED, FAILED) else (f"{self._me}: {line}",)
         # The launcher may have ended with 0 although no process has said that the job is over.
-        noted = end.status.reason if end.status else ""
-        return ExitReport(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
+        code = _CODES.get(kind, end.code or EXIT_FAILED)
+        return ExitReport(code, lines, reason if code else "")
 
     def report(self, outcome: ExitReport) -> None:
         """Put a failure of this node on file: srun then ends the other nodes, and may drop this node's output."""
