@@ -33,7 +33,7 @@ def main(script: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())
     code = job.wait()
     if code == EXIT_STOPPED:
-        print("ddpgen: `make run` goes on from there")
+        print("ddpgen: `make run` resumes from there")
         return os.EX_OK
     return code if code >= 0 else 128 - code
 

@@ -385,7 +385,7 @@ def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
     writes = sorted(seen.called[name].lineno for name in _WRITES & seen.called.keys())
     if writes and not _READS & seen.called.keys():
         what = f"{seen.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
-        remedy = "load the newest checkpoint at the start, or write resume: scratch to begin anew each time"
+        remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
         if resume.begin == "auto" and not resume.exists:
             yield _warning("train.script", what, remedy)
     elif not _SAVES & seen.called.keys():

@@ -67,7 +67,7 @@ code: {code}               # what travels with the job: all of this directory
 train:
   script: {script}
   args: {{}}               # {options}
-  # How it goes on after a kill, where it does not load its checkpoint by itself:
+  # How it resumes after a kill, where it does not load its checkpoint by itself:
   # resume: {{exists: {saves}, args: {resume}}}
 """
 

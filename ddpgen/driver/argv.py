@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 USAGE = """\
-usage: bash hosts/run.sh [ARGS...]   start the job on every host, or go on from what is saved;
+usage: bash hosts/run.sh [ARGS...]   start or resume the job on every host;
                                      ARGS are added to the training command: --steps=50
        bash hosts/run.sh --preflight     only look whether the hosts can start it, and say what is wrong
        bash hosts/run.sh --status        how every host stands

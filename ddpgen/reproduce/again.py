@@ -86,7 +86,7 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
     kept, is_here = following.checkpoints, TIERS[tier].follow.keeps_here(following)
     if found.checkpoint.url or not is_here or not kept.is_relative_to(following.beside):
         raise TargetUnavailableError(
-            f"on {tier} this job would go on from the checkpoints of the run itself, which lie in a place of its name; "
+            f"on {tier} this job would resume from the checkpoints of the run itself, which lie in a place of its name; "
             "leave --target out to compute it here, or launch its spec under another name and compare the two by "
             "ddpgen diff"
         )

@@ -124,7 +124,7 @@ def _command(train: Train) -> Iterator[Conflict]:
             what = "is for a script; a command has its arguments in it"
             yield Conflict((f"train.{name}",), what, "move them to train.command")
     if train.resume.begin == "auto" and not train.resume.exists:
-        what = "what a command saves cannot be seen, and resume does not say how it goes on"
+        what = "what a command saves cannot be seen, and resume does not say how"
         remedy = "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"
         yield Conflict(("train.resume", "train.command"), what, remedy)
 
@@ -158,7 +158,7 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         what = "says what to add, and not when"
         yield Conflict(("train.resume.args", "train.resume"), what, 'write exists: "ckpt-*.pt"')
     if train.resume.begin != "auto" and train.resume.exists:
-        what = f"says when to go on, and so does begin: {train.resume.begin}"
+        what = f"says when to resume, and so does begin: {train.resume.begin}"
         yield Conflict(("train.resume.exists", "train.resume"), what, "keep one of them")
     if job.checkpoint.url:
         what = "is a URL, and a script writes its checkpoints into a directory"

@@ -81,7 +81,7 @@ def example(job: JobSpec) -> str:
 
 def again(job: JobSpec) -> str:
     """Return the advice after a stop. It is weaker for a script: one that saves nothing starts from the beginning."""
-    return "the same command goes on" if job.train.runs == "workload" else "start it again"
+    return "the same command resumes" if job.train.runs == "workload" else "start it again"
 
 
 def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:

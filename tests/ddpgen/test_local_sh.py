@@ -113,7 +113,7 @@ def test_a_finished_job_ends_with_0_although_torchrun_says_1(stage: Callable[...
 @pytest.mark.parametrize(
     ("part", "code", "said"),
     [
-        ("stopped", 75, "ddpgen: stopped at step 7; to go on: bash {bundle}/local.sh\n"),
+        ("stopped", 75, "ddpgen: stopped at step 7; to resume: bash {bundle}/local.sh\n"),
         ("failed", 1, "ddpgen: failed at step 7: it was to be\n"),
     ],
 )
@@ -278,7 +278,7 @@ def test_it_runs_from_any_directory_and_in_a_hostile_one(
     ours = stage(where='it\'s $(touch pwned) "b"/new\nline é')
     code, output = ours.play("stopped", cwd="/")
     assert code == 75, output
-    again = output.rpartition("to go on: ")[2]
+    again = output.rpartition("to resume: ")[2]
     done = subprocess.run(
         ["bash", "-c", again],
         cwd=tmp_path,
@@ -547,7 +547,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_and_not_torchrun(
     read_until(master, "training\r\n")
     assert ours.seen()["pgrp"] == ours.seen()["pid"] != process.pid
     os.write(master, b"\x03")
-    read_until(master, "stopped at step 7; to go on: bash ")
+    read_until(master, "stopped at step 7; to resume: bash ")
     assert process.wait(TIMEOUT_S) == 75
 
 

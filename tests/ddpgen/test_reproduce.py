@@ -64,7 +64,7 @@ def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -
     for tier in ("local", "slurm"):
         assert again.launched(bundle, tier)[1] == tmp_path / "checkpoints/gpt"
     for tier in ("hosts", "sky"):
-        with pytest.raises(TargetUnavailableError, match=f"on {tier} this job would go on from"):
+        with pytest.raises(TargetUnavailableError, match=f"on {tier} this job would resume from"):
             again.launched(bundle, tier)
     shutil.rmtree(bundle)
     bundle = bundled(ROOT / "examples/toy.yaml", tmp_path)
@@ -75,5 +75,5 @@ def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -
         (tmp_path / "toy.yaml").write_text(toy.replace("  every:", f"  dir: {place}\n  every:"))
         shutil.rmtree(bundle)
         bundle = bundled(tmp_path / "toy.yaml", tmp_path)
-        with pytest.raises(TargetUnavailableError, match="on local this job would go on from"):
+        with pytest.raises(TargetUnavailableError, match="on local this job would resume from"):
             again.launched(bundle, "local")

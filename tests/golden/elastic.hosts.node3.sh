@@ -4,7 +4,7 @@
 #   bash hosts/node3.sh [--head=NAME] [--hosts=A,B] [--preflight] [--steps=50]
 # --head: meet there instead of at the first of hosts.json; --hosts: only these take part; --preflight: only
 # check; what follows is added to the training. Ctrl-C stops all hosts cleanly, a second kills.
-# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start here, 75 stopped (the same command goes on).
+# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start here, 75 stopped (the same command resumes).
 # shellcheck disable=SC1083,SC1091,SC2016 # braces are placeholders, single quotes are meant
 [ -n "${BASH_VERSION:-}" ] || { echo "ddpgen: this script needs bash: bash $0" >&2; exit 69; }
 set -euo pipefail

@@ -5,7 +5,7 @@
 #   bash hosts/run.sh --status | --stop | --logs [HOST] | --fetch [DIR] | --help
 #   Ctrl-C                           stop cleanly on all hosts; a second kills, a third leaves them
 # DDPGEN_SSH is another command than `ssh`, with options of your own.
-# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start, 75 stopped (the same command goes on).
+# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start, 75 stopped (the same command resumes).
 [ -n "${BASH_VERSION:-}" ] || { echo 'ddpgen: this script needs bash: bash hosts/run.sh' >&2; exit 69; }
 set -euo pipefail
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # gpt: 2 processes on this machine. Rendered by ddpgen: change the spec and render again.
-#   bash local.sh [--steps=50]   start, or go on from what is saved; arguments go to the training
+#   bash local.sh [--steps=50]   start or resume the job; arguments go to the training
 #   bash local.sh --preflight    only check whether this machine can start it
 #   Ctrl-C                       stop cleanly; a second Ctrl-C kills
-# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start here, 75 stopped (the same command goes on).
+# Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start here, 75 stopped (the same command resumes).
 # shellcheck disable=SC1083,SC1091,SC2016 # braces are placeholders, single quotes are meant
 [ -n "${BASH_VERSION:-}" ] || { echo 'ddpgen: this script needs bash: bash local.sh' >&2; exit 69; }
 set -euo pipefail

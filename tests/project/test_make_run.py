@@ -76,7 +76,7 @@ def running(checkout: Path) -> subprocess.Popen[str]:
     ("job", "make", "words"),
     [
         (0, 0, ""),
-        (75, 0, "ddpgen: `make run` goes on from there\n"),  # a stop that was asked for is no error
+        (75, 0, "ddpgen: `make run` resumes from there\n"),  # a stop that was asked for is no error
         (1, 2, "Error 1\n"),
     ],
 )

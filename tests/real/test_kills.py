@@ -174,7 +174,7 @@ def test_killed_and_relaunched_on_other_process_counts(
             assert code == 1, job.output
             # The first kill may come before the first checkpoint.
             assert re.search(
-                r"to (go on|begin anew, as no checkpoint was written): bash ", job.output
+                r"to (resume|start over, as no checkpoint was written): bash ", job.output
             )
     last = jobs.run(bundles[3])
     assert last.process.returncode == 0, last.output

@@ -121,7 +121,7 @@ def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on
     step = int(goes.status.split()[1])
     assert 20 <= step < STEPS
     assert f"at step {step} the hosts change; meeting again" in stays.output + goes.output
-    # Where rank 0 had its disk is where it lies; the host that stays may have to begin anew.
+    # Where rank 0 had its disk is where it lies; the host that stays may have to start over.
     if jobs.checkpoints(tmp_path / "stays")[0].name == f"step-{step:09}":
         assert f"resuming at step {step} of {STEPS}" in stays.output
     assert stays.status == f"done {STEPS}"

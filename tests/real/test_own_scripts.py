@@ -126,7 +126,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     assert job.end() == -signal.SIGKILL
     job = script.run()
     jobs.assert_same_bits(script.weights(), whole.weights())
-    assert "does not go on where its checkpoint ends" not in job.output
+    assert "does not resume where its checkpoint ends" not in job.output
     assert os.listdir(script.bundle / "code") == ["train.py"]
     kept = sorted((script.directory / "logs").iterdir())  # of both starts
     assert job.lines[-1] in kept[1].read_text()
@@ -224,7 +224,7 @@ def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: 
         job.end()
     job = script.run()
     jobs.assert_same_bits(script.weights(), whole.weights())
-    assert "does not go on where its checkpoint ends" not in job.output
+    assert "does not resume where its checkpoint ends" not in job.output
     assert os.listdir(script.bundle / "code") == ["train.py"]
 
 
@@ -330,7 +330,7 @@ BY_ITSELF = "os.path.exists('ckpt.pt')", {}
         (*BY_ARGUMENT, 69, "DIR007   laptop  desk has {kept} of step {step}, and laptop has none"),
         pytest.param(
             *BY_ITSELF, 1,
-            "desk goes on from {kept} of step {step}, and laptop begins at step 0; copy it",
+            "desk resumes from {kept} of step {step}, and laptop begins at step 0; copy it",
             marks=nightly,
         ),
     ],

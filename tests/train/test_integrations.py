@@ -82,7 +82,7 @@ def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
         assert started.status == started.says("done", step=12)
         return
     assert (code, started.status.word) == (1, "failed")
-    assert "ddpgen: the script begins anew, and an earlier start has saved" in said
+    assert "ddpgen: the script starts over, and an earlier start has saved" in said
     assert "train.resume" in said
     assert (started.work / "ckpt.pt").read_bytes() == kept
 
@@ -120,7 +120,7 @@ def test_a_save_that_is_renamed_is_not_trained_over(job: Job, way: str) -> None:
     assert progress.step == 10
     code, said = job.run(text, (), "--steps=12")
     assert (code, job.status.word) == (1, "failed")
-    assert f"the script begins anew, and an earlier start has saved {kept}; say in" in said
+    assert f"the script starts over, and an earlier start has saved {kept}; say in" in said
     assert kept.read_bytes() == before
 
 
@@ -129,7 +129,7 @@ def test_a_refusal_names_the_crash_before_it(job: Job) -> None:
     kept = (job.work / "ckpt.pt").read_bytes()
     code, said = job.run(LOOP, (), "--steps=12")
     assert (code, job.status.word) == (1, "failed")
-    assert "ddpgen: the script begins anew, and an earlier start has saved" in said
+    assert "ddpgen: the script starts over, and an earlier start has saved" in said
     assert "train.resume" in said
     assert "after this crash: rank 0: ValueError: mine (loop.py:" in job.status.reason
     assert (job.work / "ckpt.pt").read_bytes() == kept
@@ -215,7 +215,7 @@ def test_in_a_bucket_it_keeps_whole_objects_and_their_record(job: Job, tmp_path:
     assert sorted(path.name for path in bucket.rglob("*")) == ["ckpt.pt", "saves-0.jsonl", "script"]
     # Another machine has nothing but the bucket.
     other = Job(tmp_path / "other")
-    assert "begins anew" in other.run(text, (), "--steps=12", **variables)[1]
+    assert "the script starts over" in other.run(text, (), "--steps=12", **variables)[1]
     another = Job(tmp_path / "another")
     assert another.run(text, resume, "--steps=12", **variables)[1] == "begins at 10\nends at 12\n"
 
@@ -342,7 +342,7 @@ def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: P
     ("end", "said"),
     [
         ("raise SystemExit(3)\n", "SystemExit: 3"),
-        pytest.param("", "BeginsAnewError: the script begins anew, ", marks=pytest.mark.nightly),
+        pytest.param("", "BeginsAnewError: the script starts over, ", marks=pytest.mark.nightly),
     ],
 )
 def test_a_rank_that_ends_by_itself_says_so_to_the_others(job: Job, end: str, said: str) -> None:
@@ -544,7 +544,7 @@ def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_loo
     assert "['0'] ['1']\n" in said
     assert "out/1 was cut off; it is now" in said
     anew = DISTRIBUTED.replace("if found", "if False")
-    assert "begins anew" in job.run(anew)[1]
+    assert "the script starts over" in job.run(anew)[1]
 
 
 EPOCHS = """\
@@ -586,7 +586,7 @@ for _ in DataLoader(torch.arange(8)):
 def test_who_goes_on_at_another_sample_is_told(job: Job, how: str, said: str, workers: str) -> None:
     assert job.run(EPOCHS, (), "first", workers)[0] == 9
     code, told = job.run(EPOCHS, (), how, workers)
-    expected = f"ddpgen: the script does not go on where its checkpoint ends: {said}\n"
+    expected = f"ddpgen: the script does not resume where its checkpoint ends: {said}\n"
     assert (code, told) == (0, expected if said else "")
 
 

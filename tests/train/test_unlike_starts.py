@@ -25,9 +25,9 @@ NONE = Start("laptop")
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
-        ([DESK, NONE], "desk goes on from /d/ckpt.pt of step 20, and laptop begins at step 0; copy it: on laptop, `rsync -a desk:/d/ckpt.pt /d/`"),
-        ([NONE, DESK], "desk goes on from /d/ckpt.pt of step 20, and laptop begins at step 0"),
-        ([DESK, NONE._replace(step=10, path="/d/ckpt.pt", digest="bb")], "and laptop goes on from /d/ckpt.pt of step 10"),
+        ([DESK, NONE], "desk resumes from /d/ckpt.pt of step 20, and laptop begins at step 0; copy it: on laptop, `rsync -a desk:/d/ckpt.pt /d/`"),
+        ([NONE, DESK], "desk resumes from /d/ckpt.pt of step 20, and laptop begins at step 0"),
+        ([DESK, NONE._replace(step=10, path="/d/ckpt.pt", digest="bb")], "and laptop resumes from /d/ckpt.pt of step 10"),
         # Each has loaded it.
         ([DESK, DESK._replace(host="laptop")], ""),
         ([DESK, DESK._replace(host="laptop", path="/d/rank-1.pt", digest="bb")], ""),
@@ -41,7 +41,7 @@ NONE = Start("laptop")
         ([DESK, NONE._replace(has_same=True)], ""),
         ([DESK._replace(resumes=True), NONE._replace(has_same=True)], "laptop begins at step 0"),
         # Saves that no hook has seen: only the arguments tell.
-        ([Start("desk", resumes=True), NONE], "desk goes on, as train.resume says, and laptop begins at step 0; copy it to laptop; or"),
+        ([Start("desk", resumes=True), NONE], "desk resumes, as train.resume says, and laptop begins at step 0; copy it to laptop; or"),
         # Nothing is loaded, and rank 0 is on another host than before.
         ([Start("desk"), NONE], ""),
         ([Start("desk"), NONE._replace(kept="/d/ckpt.pt", kept_step=20)], "all hosts begin at step 0, and laptop has /d/ckpt.pt of step 20; copy it: on desk, `rsync"),
@@ -132,7 +132,7 @@ def test_both_hosts_hear_that_one_lacks_the_checkpoint(
     heard = started(homes, monkeypatch)
     assert heard[0] == heard[1]
     assert (
-        f"desk goes on from {homes[0]}/ckpt.pt of step 20, and laptop begins at step 0" in heard[0]
+        f"desk resumes from {homes[0]}/ckpt.pt of step 20, and laptop begins at step 0" in heard[0]
     )
 
 
@@ -214,7 +214,7 @@ def test_two_processes_of_which_one_lacks_the_checkpoint_end_before_a_save(tmp_p
     before = kept.read_bytes()
     ends = run_on_two_hosts(hosts)
     assert kept.read_bytes() == before
-    says = f"desk goes on from {kept} of step 3, and laptop begins at step 0; copy it: on laptop"
+    says = f"desk resumes from {kept} of step 3, and laptop begins at step 0; copy it: on laptop"
     for job, (code, said) in zip(hosts, ends, strict=True):
         status = read_status(job.directory / "nodes" / job.home.name)
         assert status is not None

@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse, click and many others end with it
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the directory is taken, or torch is missing
 EXIT_CHANGED = 76  # ended to meet again as another world: torchrun's agents restart the workers
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to go on
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to resume
 
 # The two things that an exception may say of another process: it is gone, or it is late.
 GONE, LATE = "gone", "late"

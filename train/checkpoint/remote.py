@@ -133,7 +133,7 @@ class RemoteCheckpoints:
             self._store, self._contents, self._directory, self._me.attempt, may_tidy
         )
         if self._bad:
-            say(f"using the checkpoint of step {newest}" if newest else "starting anew")
+            say(f"using the checkpoint of step {newest}" if newest else "starting over")
         try:
             # Do this now, while the other ranks wait for hours if need be (STORE_S).
             self._rows = list(self._store.list("metrics/"))

@@ -80,7 +80,7 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
     ) as error:  # fmt: skip
         raise TrainError(
             f"the checkpoint of step {found.step} does not fit this model or optimizer: {error}; "
-            "use the code it was written with, or another checkpoint.dir to start anew"
+            "use the code it was written with, or another checkpoint.dir to start over"
         ) from None
     state.step = found.step
 
@@ -147,7 +147,7 @@ def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoin
             continue  # another node of a shared directory was faster
         say(f"it is set aside as {aside}", rank)
     if bad:
-        say(f"using the checkpoint of step {found.step}" if found else "starting anew", rank)
+        say(f"using the checkpoint of step {found.step}" if found else "starting over", rank)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED
 from train.run.status import Status
 
-GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"
+GO_ON, ANEW, AGAIN = "to resume", "to start over", "to start it again"
 # The kinds of end. The first three are final statuses.
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 NOT_BEGUN, KILLED, CRASHED, TAKEN = "not begun", "killed", "crashed", "taken over"

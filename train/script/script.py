@@ -62,7 +62,11 @@ def main(argv: Sequence[str]) -> int:
         metavar="GLOB/FILE",
         help="directories that are torn without it",
     )
-    add("--from-scratch", action="store_true", help="it may begin anew over what it has saved")
+    add(
+        "--from-scratch",
+        action="store_true",
+        help="it may start over and overwrite what it has saved",
+    )
     add("--stop-signal", default="", help="what tells it to stop")
     add("--stop-grace", type=seconds, default=120.0, help="after this it gets a TERM")
     add("--term-grace", type=seconds, default=10.0, help="and after this it is killed")

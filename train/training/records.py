@@ -130,7 +130,7 @@ class Records:
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
         self._row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
-            say_restart("" if start_step else "; there is no checkpoint yet, so it begins anew")
+            say_restart("" if start_step else "; there is no checkpoint yet, so it starts over")
         if start_step:
             if not facts.source:
                 self.checkpointer.resumed(start_step)
@@ -220,12 +220,12 @@ class Records:
             committed = self._remote.committed if self._remote is not None else None
             newest = "none yet" if committed is None else f"step {committed}"
             if goes_on:
-                say(f"{error}; the job goes on from the newest one in the store ({newest})")
+                say(f"{error}; the job resumes from the newest one in the store ({newest})")
                 return ""
             if not is_here:
                 return f"{error}; make room and start the job again: it resumes from the one before"
             return (
-                f"{error}. Started again, the job goes on from the newest checkpoint in the store "
+                f"{error}. Started again, the job resumes from the newest checkpoint in the store "
                 f"({newest}), and from this one where this machine's disk is there still"
             )
         return ""
@@ -269,7 +269,7 @@ class Records:
         `why`: the reason why this step has no checkpoint, or "".
         """
         if why:
-            self.say(f"{why}; going on from the one before")
+            self.say(f"{why}; resuming from the one before")
         self._checkpoints()
         self._row("left", step)
         self._log.close()

@@ -207,14 +207,14 @@ def check_settings(
     if accepted and not config.accept_changes:
         raise TrainError(
             f"the checkpoint of step {found.source.step} was written with other settings: "
-            f"{'; '.join(accepted)}. Use another checkpoint.dir to start anew, or add "
-            "--accept-changes to the training command to go on from it with the new settings "
+            f"{'; '.join(accepted)}. Use another checkpoint.dir to start over, or add "
+            "--accept-changes to the training command to resume from it with the new settings "
             f"({start_command(len(world.layout) > 1)} --accept-changes)"
         )
     if world.rank == 0 and found.source.meta.get("code") != numerics.code():
         say(
-            f"your code has changed since the checkpoint of step {found.source.step} was written; going on "
-            "from it all the same. To start anew, give the job another name or checkpoint.dir"
+            f"your code has changed since the checkpoint of step {found.source.step} was written; resuming "
+            "from it all the same. To start over, give the job another name or checkpoint.dir"
         )
     if world.rank == 0:
         was = found.source.meta.get("facts", {})

@@ -1,5 +1,5 @@
 """A plain DDP loop in nanoGPT's conventions: settings as `--key=value`, one ckpt.pt that is overwritten in
-place, `--init_from=resume` to go on. Nothing here knows of a launcher."""
+place, `--init_from=resume` to resume. Nothing here knows of a launcher."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 """A ResNet on pictures, as the ImageNet examples of many repositories train it: a checkpoint after every epoch, the
-best one kept apart, `--resume PATH` to go on. Nothing here knows of a launcher."""
+best one kept apart, `--resume PATH` to resume. Nothing here knows of a launcher."""
 
 import argparse
 import os

@@ -38,12 +38,12 @@ listen() {
     echo "$word" >>"$HOME/words"
     case $word in
       stop)
-        echo 'ddpgen: stopped at step 3; to go on: the same command' >&2
+        echo 'ddpgen: stopped at step 3; to resume: the same command' >&2
         exit 75
         ;;
       kill)
-        echo 'ddpgen: killed; to go on: the same command' >&2
-        report true 'killed; to go on: the same command'
+        echo 'ddpgen: killed; to resume: the same command' >&2
+        report true 'killed; to resume: the same command'
         exit 1
         ;;
     esac
@@ -82,7 +82,7 @@ case $part in
   fail)
     seq 1 30
     echo "ddpgen: failed at step 7: $me: out of memory" >&2
-    echo 'ddpgen: to go on: the same command' >&2
+    echo 'ddpgen: to resume: the same command' >&2
     report false "$me: out of memory"
     : >"$HOME/../over"
     exit 1

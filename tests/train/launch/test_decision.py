@@ -8,8 +8,8 @@ from train.launch.decision import End, at_end, goes_on, not_begun, on_signal
 from train.run.status import Status
 
 AGAIN = "bash local.sh"
-GO_ON = f"to go on: {AGAIN}"
-ANEW = f"to begin anew, as nothing was seen to be saved: {AGAIN}"
+GO_ON = f"to resume: {AGAIN}"
+ANEW = f"to start over, as nothing was seen to be saved: {AGAIN}"
 UNKNOWN = f"to start it again: {AGAIN}"
 SILENT = "the launcher ended with code 3 and no process said why, as when one is killed"
 NOTED = "rank 1: ValueError: odd (model.py:7 in forward)"
@@ -43,18 +43,18 @@ def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
     ("program", "saved", "expected"),
     [
         (("run", "--workload=gpt"), True, GO_ON),
-        (("run", "--workload=gpt"), False, f"to begin anew, as no checkpoint was written: {AGAIN}"),
-        (("run", "--workload=gpt", "--probe"), True, f"to begin anew: {AGAIN}"),
+        (("run", "--workload=gpt"), False, f"to start over, as no checkpoint was written: {AGAIN}"),
+        (("run", "--workload=gpt", "--probe"), True, f"to start over: {AGAIN}"),
         (("script", "code/train.py", "--from-scratch"), True, GO_ON),  # an argument of its own
         (("script", "code/train.py"), False, ANEW),
         (("script", "--resume-exists=ckpt.npz", "code/train.py"), False, UNKNOWN),
         (("script", "--resume-exists=ckpt.npz", "code/train.py"), True, GO_ON),
-        (("script", "--from-scratch", "code/train.py"), True, f"to begin anew: {AGAIN}"),
+        (("script", "--from-scratch", "code/train.py"), True, f"to start over: {AGAIN}"),
         (("script", "--no-python", "./train.sh"), False, UNKNOWN),
         (
             ("script", "--from-scratch", "--no-python", "./train.sh"),
             False,
-            f"to begin anew: {AGAIN}",
+            f"to start over: {AGAIN}",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:
         (End(1, status("done")), 0, ("done at step 7; HERE",)),
         (End(0, status("done", 0)), 0, ("done; HERE",)),
         (End(0, status("done", 7, "early stop")), 0, ("done at step 7 (early stop); HERE",)),
-        (End(1, status("stopped")), 75, (f"stopped at step 7; to go on: {AGAIN}",)),
+        (End(1, status("stopped")), 75, (f"stopped at step 7; to resume: {AGAIN}",)),
         (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why",)),
         (End(0, status("failed", 0)), 1, ("failed: no reason given",)),
         (End(3, status("running")), 1, (f"crashed: {SILENT}", GO_ON)),

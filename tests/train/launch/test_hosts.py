@@ -144,12 +144,12 @@ def test_the_driver_gets_the_end_in_a_line_with_its_word(
     tier._options.driven = "t"  # without the standard input that a driver speaks on
     for outcome, data in (
         (
-            ExitReport(1, ("crashed: a", "to go on: x"), "a\nb", True),
+            ExitReport(1, ("crashed: a", "to resume: x"), "a\nb", True),
             '"crashed": true, "reason": "a b"',
         ),
         (
-            ExitReport(75, ("stopped at step 7; to go on: x",)),
-            '"crashed": false, "reason": "stopped at step 7; to go on: x"',
+            ExitReport(75, ("stopped at step 7; to resume: x",)),
+            '"crashed": false, "reason": "stopped at step 7; to resume: x"',
         ),
         (ExitReport(69), '"crashed": false, "reason": ""'),
     ):

@@ -161,7 +161,7 @@ def status(word: str, reason: str = "", step: int = 7) -> Status:
 
 
 BACK = "SkyPilot starts a managed job again"
-ON = "to go on: sky jobs launch sky.yaml"
+ON = "to resume: sky jobs launch sky.yaml"
 
 
 @pytest.mark.parametrize(

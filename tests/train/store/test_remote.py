@@ -284,7 +284,7 @@ def test_all_that_is_there_is_damaged(
         truncate(remote(bucket, step))
     second = Machine(tmp_path / "two", bucket)
     assert second.begin() == 0
-    assert "starting anew" in capsys.readouterr().err
+    assert "starting over" in capsys.readouterr().err
     assert whole_steps(bucket) == [2, 4], "they stay until there is something better"
     second.train(1, 6)
     second.save(6)

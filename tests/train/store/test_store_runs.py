@@ -239,7 +239,7 @@ def test_a_last_checkpoint_that_does_not_get_there_fails_the_job_and_the_next_st
     assert failed.codes == [1, 1], failed.output
     why = (
         f"the checkpoint of step 8 is only on this machine: {bucket}: no space left there; make room or "
-        "raise the quota. Started again, the job goes on from the newest checkpoint in the store (step 6), "
+        "raise the quota. Started again, the job resumes from the newest checkpoint in the store (step 6), "
         "and from this one where this machine's disk is there still"
     )
     word, _, _, reason = failed.status.split(maxsplit=3)
@@ -342,7 +342,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_the_store_takes_nothing(
     assert remote(stopped.directory, int(step)).is_dir()
     assert (
         f"the checkpoint of step {step} is only on this machine: {bucket}: no space left there; make "
-        "room or raise the quota; the job goes on from the newest one in the store (step 2)\n"
+        "room or raise the quota; the job resumes from the newest one in the store (step 2)\n"
     ) in stopped.output
     assert (bucket / "status").read_text() == stopped.status
     assert not (bucket / "owner.json").exists()
@@ -371,7 +371,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
     assert stopped.status.startswith("stopped ")
     assert stopped.status.endswith(" preempted: x\n")
     assert "(no space left on the device)" in stopped.output
-    assert "the job goes on from the newest one in the store (step 2)\n" in stopped.output
+    assert "the job resumes from the newest one in the store (step 2)\n" in stopped.output
     assert "the weights: " not in stopped.output
 
 

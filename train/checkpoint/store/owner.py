@@ -147,7 +147,7 @@ class Ownership:
         except FileNotFoundError:
             raise StoreError(
                 f"{OWNER} and {MANIFEST} are gone: it was emptied, or another place is mounted there "
-                "now; mount the bucket again, or start the job anew"
+                "now; mount the bucket again, or start the job again"
             ) from None
         if manifest != self._manifest and _whole(manifest):
             self.lost = FencedOffError(

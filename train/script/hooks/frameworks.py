@@ -18,9 +18,9 @@ from train.script.hooks.session import Session
 
 TRANSFORMERS, LIGHTNING = "transformers", "lightning"
 _HOLDS = {
-    TRANSFORMERS: "Hugging Face Trainer: a stop saves; it goes on at the same sample, with the same bits on as many "
+    TRANSFORMERS: "Hugging Face Trainer: a stop saves; it resumes at the same sample, with the same bits on as many "
     "processes",
-    LIGHTNING: "Lightning: a stop saves; it goes on with the same bits from an epoch's end only, and without dropout",
+    LIGHTNING: "Lightning: a stop saves; it resumes with the same bits from an epoch's end only, and without dropout",
 }
 
 

@@ -189,8 +189,8 @@ class Progress:
         if not self._went_on and (not path or _place(path) in self._earlier):
             newest = [place for place in self._saves if place in self._earlier][-_SHOWN:]
             raise BeginsAnewError(
-                f"the script begins anew, and an earlier start has saved {', '.join(newest)}; say in "
-                "train.resume how it goes on (exists: and args:), let the script load it, or set "
+                f"the script starts over, and an earlier start has saved {', '.join(newest)}; say in "
+                "train.resume how it resumes (exists: and args:), let the script load it, or set "
                 "train.resume: scratch to train over it"
             )
 

@@ -102,7 +102,7 @@ class Session:
         found = [path for path, by in self._whole.items() if by == self.framework]
         if not found:
             return None
-        say(f"going on from {found[-1]}")
+        say(f"resuming from {found[-1]}")
         self.progress.loaded(found[-1])
         return found[-1]
 
@@ -142,7 +142,7 @@ class Session:
 
     def _look_at_order(self) -> None:
         if fault := self.progress.order_fault():
-            say(f"the script does not go on where its checkpoint ends: {fault}")
+            say(f"the script does not resume where its checkpoint ends: {fault}")
 
     def _look_at_group(self) -> None:
         dist = sys.modules.get("torch.distributed")

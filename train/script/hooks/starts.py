@@ -66,7 +66,7 @@ def difference(starts: Sequence[Start]) -> str:
             if start.kept and not any(_has_name(start.kept, each.path) for each in starts):
                 return (
                     f"all hosts begin at step 0, and {start.host} has {start.kept} of step {start.kept_step}; "
-                    f"{remedy(start.kept, start.host, starts[0].host)}; or set train.resume: scratch to begin anew"
+                    f"{remedy(start.kept, start.host, starts[0].host)}; or set train.resume: scratch to start over"
                 )
     return ""
 
@@ -78,9 +78,9 @@ def _has_name(save: str, path: str) -> bool:
 
 def _begins(start: Start) -> str:
     if start.path:
-        known = f"goes on from {start.path} of step {start.step}"
+        known = f"resumes from {start.path} of step {start.step}"
         return known if start.step else f"has read {start.path}, of which no step is known"
-    return "goes on, as train.resume says" if start.resumes else f"begins at step {start.step}"
+    return "resumes, as train.resume says" if start.resumes else f"begins at step {start.step}"
 
 
 def _goes_on_alike(start: Start, ahead: Start) -> bool:

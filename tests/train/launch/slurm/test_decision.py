@@ -22,7 +22,7 @@ from train.launch.slurm.decision import (
 from train.launch.slurm.job import State
 from train.run.status import Status
 
-AGAIN = "to go on: sbatch slurm.sbatch"
+AGAIN = "to resume: sbatch slurm.sbatch"
 JOB = JobState(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
 STOPPED = Status("stopped", "slurm.7.0", 20)
 RUNNING = Status("running", "slurm.7.0", 15)
@@ -137,7 +137,7 @@ def test_a_look_at_the_nodes_ends_with_what_it_found() -> None:
 
 
 SIGNALLED = Requeue("stopped at step 20", 75)
-BACK = "back into the queue, to go on"
+BACK = "back into the queue, to resume"
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -227,9 +227,9 @@ def test_only_what_looks_like_a_failure_is_looked_into() -> None:
 
 
 def test_a_script_that_saves_nothing_is_not_said_to_go_on() -> None:
-    job = replace(JOB, newest=None, next="to begin anew")
+    job = replace(JOB, newest=None, next="to start over")
     stopped = decide(StartEnd(0, STOPPED, stop="user"), job)
-    assert stopped == Finish(75, "stopped at step 20; to begin anew: sbatch slurm.sbatch")
+    assert stopped == Finish(75, "stopped at step 20; to start over: sbatch slurm.sbatch")
     wanted = Requeue("stopped at step 20", 75)
     back = requeue(wanted, State.RUNNING, False, job)
-    assert back.line.startswith("stopped at step 20; back into the queue, to begin anew (")
+    assert back.line.startswith("stopped at step 20; back into the queue, to start over (")
