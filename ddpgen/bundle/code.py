@@ -163,7 +163,9 @@ class _Walk:
                     message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
                     raise FileTroubleError(message)
                 elif path.is_symlink() and directory.resolve().is_relative_to(real):
-                    raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
+                    raise FileTroubleError(
+                        f"{path} is a symbolic link to a directory it is in; remove it"
+                    )
 
     def _left_out(self, name: str, path: Path, patterns: list[re.Pattern[str]]) -> bool:
         if any(pattern.fullmatch(name) for pattern in patterns):
@@ -177,10 +179,10 @@ class _Walk:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError):
             target = os.readlink(path) if path.is_symlink() else "nothing"
-            message = f"{path} is a link to {target}, which leads nowhere; remove the link"
+            message = f"{path} is a symbolic link to {target}, which leads nowhere; remove the link"
             raise FileTroubleError(message) from None
         if not real.is_relative_to(self.home):
-            message = f"{path} is a link out of the spec's directory, to {real}; copy the file here"
+            message = f"{path} is a symbolic link out of the spec's directory, to {real}; copy the file here"
             raise FileTroubleError(f"{message}, or list the link in {IGNORE_FILE}")
         return real
 

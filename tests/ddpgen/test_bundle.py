@@ -445,10 +445,13 @@ def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("nowhere", "src/link is a link to nowhere, which leads nowhere; remove the link"),
-        ("link", "src/link is a link to link, which leads nowhere; remove the link"),
-        ("..", "src/link is a link to a directory it is in; remove it"),
-        ("/etc/hosts", "src/link is a link out of the spec's directory, to /etc/hosts; copy"),
+        ("nowhere", "src/link is a symbolic link to nowhere, which leads nowhere; remove the link"),
+        ("link", "src/link is a symbolic link to link, which leads nowhere; remove the link"),
+        ("..", "src/link is a symbolic link to a directory it is in; remove it"),
+        (
+            "/etc/hosts",
+            "src/link is a symbolic link out of the spec's directory, to /etc/hosts; copy",
+        ),
         ("", "src/link is neither a file nor a directory"),
     ],
 )

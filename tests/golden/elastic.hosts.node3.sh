@@ -9,7 +9,7 @@
 [ -n "${BASH_VERSION:-}" ] || { echo "ddpgen: this script needs bash: bash $0" >&2; exit 69; }
 set -euo pipefail
 
-# --- the bundle: the directory above this script's, links followed -------------------------------
+# --- the bundle: the directory above this script's, symbolic links followed ----------------------
 cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-hosts/node3.sh}")")/.."
 [ -f train/__main__.py ] || { echo "ddpgen: $PWD holds no train/: copy the whole bundle" >&2; exit 69; }
 

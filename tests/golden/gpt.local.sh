@@ -8,7 +8,7 @@
 [ -n "${BASH_VERSION:-}" ] || { echo 'ddpgen: this script needs bash: bash local.sh' >&2; exit 69; }
 set -euo pipefail
 
-# --- the bundle: where this script is, links followed --------------------------------------------
+# --- the bundle: where this script is, symbolic links followed -----------------------------------
 cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-local.sh}")")"
 [ -f train/__main__.py ] || { echo "ddpgen: $PWD holds no train/: copy the whole bundle" >&2; exit 69; }
 

@@ -96,7 +96,7 @@ def test_an_earlier_start_that_hangs_ends_too_and_so_does_a_rank_that_wakes_up_l
             os.kill(frozen, signal.SIGCONT)
             assert second.end() == KILLED, second.output
             stop(tmp_path, later)
-    told = "a later start of Slurm job 4711 has taken over (restart 1, on"
+    told = "a later start of Slurm job 4711 has taken over (start 2, on"
     for host in (first, second):
         assert told in host.output
         assert "restart 1 of 3" not in host.output

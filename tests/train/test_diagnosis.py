@@ -93,7 +93,7 @@ CASES = {
         "Z", 1.0, f"ended without an exception (last heartbeat 1 s ago): {EXCEPTIONLESS}"
     ),
     "in the kernel": lost_here(
-        "D", 30.0, "has been silent for 30 s in state D: it waits for a disk or a driver"
+        "D", 30.0, "has been silent for 30 s in state D: it waits for a disk or a device driver"
     ),
     "in native code": lost_here(
         "R",

@@ -289,7 +289,7 @@ def listener() -> Iterator[socket.socket]:
 
 def test_the_network_is_asked_for_real(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    head, store = f"127.0.0.1:{port}", f"the run's store (127.0.0.1 port {port})"
+    head, store = f"127.0.0.1:{port}", f"the TCPStore (127.0.0.1 port {port})"
     own, near, open_ = network.look({"near": "127.0.0.1"}, head, "nosuch0", "127.0.0.9")
     assert not own[0]
     assert "has no interface nosuch0 any more" in own[1]

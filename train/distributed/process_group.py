@@ -94,7 +94,7 @@ class World:
     def broadcast(self, name: str, value: str, timeout_s: float) -> str:
         """Return rank 0's `value` on every rank, after at most `timeout_s` seconds.
 
-        Uses many short waits in the store, because a collective would give up after the collective timeout. Raises
+        Uses many short waits in the TCPStore, because a collective would give up after the collective timeout. Raises
         TrainError when rank 0 is too late, and the store's own error when rank 0 is gone.
         """
         if self.rank == 0:
@@ -113,7 +113,7 @@ class World:
         return ""
 
     def wait_for(self, name: str, timeout_s: float) -> bool:
-        """Wait until the store has `name`, at most `timeout_s`, and return whether it has.
+        """Wait until the TCPStore has `name`, at most `timeout_s`, and return whether it has.
 
         Raises the store's error when rank 0 is gone.
         """
@@ -163,7 +163,7 @@ def choose_backend(wanted: str) -> str:
     if wanted == "nccl" and not torch.cuda.is_available():
         raise TrainError(
             "backend nccl needs CUDA, and this torch sees no CUDA device "
-            f"(torch {torch.__version__}); set backend: gloo, or check the driver with nvidia-smi"
+            f"(torch {torch.__version__}); set backend: gloo, or check the GPU driver with nvidia-smi"
         )
     return wanted
 

@@ -186,7 +186,7 @@ def _how(member: RankState, beat: Beat) -> str:
             "there), or crashed in native code"
         )
     if member.state == "D":
-        return f"has been silent for {ago} in state D: it waits for a disk or a driver"
+        return f"has been silent for {ago} in state D: it waits for a disk or a device driver"
     if member.state is not None:
         return (
             f"has been silent for {ago} although it runs: native code keeps Python's interpreter "

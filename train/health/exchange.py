@@ -1,8 +1,8 @@
-"""The heartbeats of all hosts, through the store in which the processes met.
+"""The heartbeats of all hosts, through the TCPStore in which the processes met.
 
 Owns its own connection and the thread that uses it, so that a store that does not answer blocks nothing else.
 
-Every rank writes its heartbeat to the store, and one process of each host reads all of them. If that is too much
+Every rank writes its heartbeat to the TCPStore, and one process of each host reads all of them. If that is too much
 traffic for one store, only rank 0 reads. The traffic then grows with the ranks, and not with ranks times hosts.
 """
 

@@ -81,8 +81,8 @@ class Heard:
 @dataclass(frozen=True)
 class HostView:
     """The heartbeats that one host has received. `at`, `monotonic`: the time of writing, by that host's clocks.
-    `every`: seconds between its reads. `unanswered_s`: seconds since the run's store last answered it. `partial`: True if
-    the host does not read the store, because the job is large."""
+    `every`: seconds between its reads. `unanswered_s`: seconds since the TCPStore last answered it. `partial`: True if
+    the host does not read the TCPStore, because the job is large."""
 
     host: str
     machine: str

@@ -27,9 +27,9 @@ _Said = TypeVar("_Said")
 def look(
     hosts: Mapping[str, str], head: str = "", interface: str = "", address: str = ""
 ) -> list[Answer]:
-    """The state of the own interface, of each host, and of the run's store.
+    """The state of the own interface, of each host, and of the TCPStore.
 
-    `hosts`: addresses by name; only the first 16 are asked. `head`: `HOST:PORT` of the store. `interface`, `address`:
+    `hosts`: addresses by name; only the first 16 are asked. `head`: `HOST:PORT` of the TCPStore. `interface`, `address`:
     the interface and address by which this host takes part. Takes about two seconds, or three if a name server hangs.
     """
     store, _, number = head.rpartition(":")
@@ -75,7 +75,7 @@ def _host(name: str, address: str, port: int) -> Answer:
 
 def _store(host: str, port: int) -> Answer:
     answer = _connect(host, port)
-    who = f"the run's store ({host} port {port})"
+    who = f"the TCPStore ({host} port {port})"
     if answer == "taken":
         return True, f"{who} takes connections"
     if answer == "refused":

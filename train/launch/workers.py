@@ -41,7 +41,7 @@ def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
     yield Pin(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
         "1",
-        "restarted workers would read the dead ones' addresses from a shared store",
+        "restarted workers would read the dead ones' addresses from a shared TCPStore",
     )
     yield Pin("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS repeats its bits only with it")
     if over_network:

@@ -165,7 +165,7 @@ def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Findi
             me,
             f"nvidia-smi on {me} {seen.trouble}",
             "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
-            "(nvidia-smi -pm 1); if it hangs or fails, load the driver anew or reboot",
+            "(nvidia-smi -pm 1); if it hangs or fails, reload the GPU driver or reboot",
         )
     yield from _judge_count(settings, seen, torch)
     yield from _judge_driver(settings, seen, torch)
@@ -188,7 +188,7 @@ def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterato
         return
     if nccl and seen.missing:
         cause = f"{me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one"
-        yield Finding("GPU005", me, cause, "install the driver there" + gloo)
+        yield Finding("GPU005", me, cause, "install the GPU driver there" + gloo)
         return
     shown = visible(seen.cards, os.environ)
     if seen.trouble or seen.unknown or len(shown) >= settings.procs:
@@ -238,7 +238,7 @@ def _judge_driver(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterat
             settings.me,
             f"the NVIDIA driver {seen.driver} of {settings.me} is too old for torch {torch.version}, "
             f"whose CUDA {torch.cuda} takes {oldest} or newer",
-            f"update the driver there to {oldest} or newer, or install a torch for an older CUDA",
+            f"update the GPU driver there to {oldest} or newer, or install a torch for an older CUDA",
         )
 
 

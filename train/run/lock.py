@@ -343,7 +343,7 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
     if not is_ending(holder):
         return
     say(
-        f"the launch script of attempt {holder.attempt} was killed; waiting for its workers to write "
+        f"the supervisor of attempt {holder.attempt} was killed; waiting for its workers to write "
         "their checkpoint and end"
     )
     deadline = time.monotonic() + LAST_WORDS_S
@@ -416,8 +416,8 @@ def later_start(directory: Path, holder: Holder, scheduler: str) -> tuple[str, s
     assert mine is not None
     assert later is not None
     cause = (
-        f"{directory} is held by a later start of {mine.name}: restart {later.restarts}, on "
-        f"{holder.host}, and this is restart {mine.restarts}"
+        f"{directory} is held by a later start of {mine.name}: start {later.restarts + 1}, on "
+        f"{holder.host}, and this is start {mine.restarts + 1}"
     )
     remedy = (
         f"nothing, this start is over; if there is no such job any more, rm {directory / 'lock'}"

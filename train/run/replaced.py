@@ -61,8 +61,8 @@ class Replacement:
         later = Scheduled.parse(holder.scheduler)
         assert later is not None
         self._why = (
-            f"a later start of {self._mine.name} has taken over (restart {later.restarts}, on "
-            f"{holder.host}); this one (restart {self._mine.restarts}) stops "
+            f"a later start of {self._mine.name} has taken over (start {later.restarts + 1}, on "
+            f"{holder.host}); this one (start {self._mine.restarts + 1}) stops "
             "writing and ends"
         )
         return True

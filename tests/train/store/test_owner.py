@@ -68,7 +68,7 @@ def test_another_job_that_is_alive_is_not_disturbed(
         start(store, "task-2", "b", restarts=9).take()
     assert str(refused.value) == (
         f"{store.name} belongs to job task-1 on host-a (attempt a), which is running; stop that one "
-        "first, or give this job a place of its own (another name or prefix)"
+        "first, or give this job another name or prefix"
     )
     alive.check()
     alive.release()

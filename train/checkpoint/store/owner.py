@@ -208,7 +208,7 @@ class Ownership:
             if now is not None and now != holder:
                 raise TrainError(
                     f"{self._store.name} belongs to {_name(now)}, which is running; stop that one "
-                    "first, or give this job a place of its own (another name or prefix)"
+                    "first, or give this job another name or prefix"
                 )
 
     def _renew(self) -> None:

@@ -126,7 +126,7 @@ class Slurm:
 
     def _run(self) -> int:
         if is_step(os.environ, os.getpid(), parent_title()):
-            what = f"this is a step of job {self._number}, started by srun"
+            what = f"this is a job step of Slurm job {self._number}, started by srun"
             raise Refusal(EXIT_UNAVAILABLE, f"{what}; submit it: sbatch slurm.sbatch")
         self._is_batch_script = True
         check_arguments(self._command, ONLY_CHECK)

@@ -192,7 +192,7 @@ class Controller:
                 return text.split()[0] if text.split() else None
             if "Invalid job id" in why:
                 return None
-            say(f"squeue does not answer (attempt {turn} of 6): {why.strip()}")
+            say(f"squeue does not answer (try {turn} of 6): {why.strip()}")
             self._pause(5)
         return ""
 

@@ -1,7 +1,7 @@
 """The check that all hosts of a script begin at one step; otherwise the run ends before its next save.
 
 Without a shared directory each host looks for checkpoints on its own disk, so one host might go on while another
-starts over. Owns the comparison of the ranks after their first step, in the store in which the processes met.
+starts over. Owns the comparison of the ranks after their first step, in the TCPStore in which the processes met.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The agreement of all ranks of a user's script on the step after which they stop, when somebody asks for it.
 
-A rank that knows of the request says so in the store in which the processes met, and from then on looks there after
+A rank that knows of the request says so in the TCPStore in which the processes met, and from then on looks there after
 every step. When all ranks look, rank 0 names its next step there before it begins that step. No rank can end that step
 without rank 0, so none misses it.
 """
@@ -93,7 +93,7 @@ class StopAtStep:
 
 
 def where_they_met() -> Any:
-    """Return the store in which the processes met, or None before they have met."""
+    """Return the TCPStore in which the processes met, or None before they have met."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     # A module that is still being imported lacks some of its functions.
     is_initialized = getattr(c10d, "is_initialized", None)
