@@ -28,7 +28,7 @@ _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)
        python -m train script FILE [ARG …]    run a training loop of your own
        python -m train supervise TIER … -- LAUNCHER … -- run … [-- ARGUMENT …]
-                                              one host's launch, from its checks to its exit code
+                                              one host's attempt, from its checks to its exit code
        python -m train doctor CHECKPOINT_DIR [--json]
                                               say which rank holds a training up, and where each stands
        python -m train report CHECKPOINT_DIR [-o FILE]

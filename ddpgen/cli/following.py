@@ -120,7 +120,7 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
 def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     """Ask a job for a clean stop; one that waits in a queue is taken out.
 
-    JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from what is saved.
+    JOB is a spec, a bundle or a checkpoint directory. The same launch resumes it.
 
     \b
     Example:

@@ -54,7 +54,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     """Render a job and run it; each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
-    1 failed, 75 stopped cleanly (the same command goes on from what is saved). On slurm and sky the job is submitted,
+    1 failed, 75 stopped cleanly (the same command resumes it). On slurm and sky the job is submitted,
     as a copy that rendering again does not touch, and its id is printed.
 
     \b

@@ -42,7 +42,10 @@ def as_text(job: JobSpec, tier: str) -> str:
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = f" on {ranks[0].host} (the others' differ where the hosts do)" if width else ""
-    lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
+    lines += [
+        "",
+        f"the launcher{host}; the supervisor fills in {{name}} and prints the whole command:",
+    ]
     return "\n".join([*lines, "", shell.sections(plan.command[1:])])
 
 
