@@ -191,7 +191,7 @@ def lock(spec: str, requirements: Path | None, container: str | None, output: Pa
 
     if container is not None and requirements is not None:
         raise click.UsageError(
-            "a lock is of packages or of a container: leave out -r or --container."
+            "a version lock is of packages or of a container: leave out -r or --container."
         )
     of = next(iter(job.load(spec).values())).job
     file = output or form.place(spec)

@@ -63,7 +63,7 @@ def enter(environment: Path) -> None:
     """Replace this process by the same command in `environment`, unless this process runs there already."""
     if os.path.realpath(sys.prefix) == os.path.realpath(environment):
         return
-    say(f"the Python of this job has what the lock lists, in {environment}")
+    say(f"the Python of this job has what the version lock lists, in {environment}")
     programs = os.path.join(environment, "bin")
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     os.environ["VIRTUAL_ENV"] = str(environment)

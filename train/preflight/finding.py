@@ -84,7 +84,7 @@ CODES: Mapping[str, Code] = {
     "PY001": Code("the Python of the spec is missing", ERROR),
     "PY002": Code("torch is missing", ERROR),
     "PY003": Code("the Python is too old", ERROR),
-    "PY004": Code("the packages of the lock cannot be installed", ERROR),
+    "PY004": Code("the packages of the version lock cannot be installed", ERROR),
 }
 
 
