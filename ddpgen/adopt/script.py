@@ -269,7 +269,9 @@ class Script:
             raise self._refused(line, f"the script's name is not known: {name}")
         draft.put("train.script", f"module:{name}" if module else os.path.normpath(name), line)
         if arguments and arguments[-1] in ("$@", "${@}", "$*", "${*}"):
-            self.draft.needless(line, f'"{arguments.pop()}": words behind the launch are added')
+            self.draft.needless(
+                line, f'"{arguments.pop()}": arguments after the launch command are added'
+            )
         if arguments:
             self._arguments(arguments, line)
         self._options(options, line)
