@@ -4,7 +4,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run rig sky frameworks check test nightly static lint types bench golden docs lock dist clean venv
+.PHONY: help run rig sky frameworks check test nightly static lint types bench golden docs pictures site lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
@@ -78,8 +78,14 @@ golden: venv ## write the golden files anew from what is rendered now; read thei
 	  tests/ddpgen/test_watch.py tests/train/launch/test_endings.py --update-golden
 	git diff --stat -- tests/golden
 
-docs: venv ## make docs/report-example.html anew, by a run that is killed twice and preempted once
+docs: pictures site ## the pictures of the docs by real runs, and the site; a few minutes
+
+pictures: venv ## make docs/report-example.html anew, by a run that is killed twice and preempted once
 	python tools/report_example.py
+
+site: ## build the documentation site, strictly: build/site/index.html
+	@tools/venv.sh docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 lock: venv ## resolve the newest versions pyproject.toml allows and write the lock files
 	python tools/lock.py

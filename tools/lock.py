@@ -27,6 +27,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = {
     "requirements-dev.lock": f"{ROOT}[train,dev]",
+    "requirements-docs.lock": f"{ROOT}[docs-dev]",
     "requirements-frameworks.lock": f"{ROOT}[frameworks-dev]",
     "requirements-sky.lock": f"{ROOT}[sky-dev]",
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv hold exactly what requirements-dev.lock and pyproject.toml ask for. Called by make.
 # With the argument sky: .venv-sky, what requirements-sky.lock asks for, and nothing of this checkout.
+# With the argument docs: .venv-docs, what requirements-docs.lock asks for, to build the site.
 # With the argument frameworks: .venv-frameworks, what requirements-frameworks.lock asks for, beside .venv's torch.
 # With the argument torch==2.4.0: .venv-torch==2.4.0, that torch, or whatever pip understands, with what the
 # tests of train/ need.
@@ -14,6 +15,7 @@ part=${1:-dev}
 venv=.venv inputs=(requirements-dev.lock pyproject.toml tools/venv.sh)
 case $part in
 sky) venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh) ;;
+docs) venv=.venv-docs inputs=(requirements-docs.lock tools/venv.sh) ;;
 frameworks) venv=.venv-frameworks inputs=(requirements-*.lock tools/venv.sh) ;;
 torch*) venv=.venv-$part inputs=(tools/venv.sh) ;;
 esac
@@ -82,6 +84,9 @@ fi
 if [[ $part == sky ]]; then
   say "2/3 installing the pinned packages: SkyPilot is a hundred of them"
   "$venv/bin/python" -m pip install --requirement requirements-sky.lock 9>&-
+elif [[ $part == docs ]]; then
+  say "2/3 installing mkdocs"
+  "$venv/bin/python" -m pip install --requirement requirements-docs.lock 9>&-
 elif [[ $part == frameworks ]]; then
   say "2/3 installing the frameworks that scripts are written with"
   packages=lib/python$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages

@@ -86,7 +86,7 @@ def test_ci_runs_make_test_and_forgives_nothing() -> None:
     commands = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
     assert commands[-1].endswith("'make test || .venv/bin/python tools/again.py'")
     set_up, installed, *_, last = [line for line in commands if "made" in line][1:]
-    assert set_up.endswith(" lint types sky || made=$?")
+    assert set_up.endswith(" lint types site sky || made=$?")
     assert (installed, last) == ("wait $! || made=$?", 'if ((made)); then exit "$made"; fi')
     assert "set -euo pipefail" in commands
     assert not [line for line in commands if "|| true" in line or "set +e" in line]
