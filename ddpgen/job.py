@@ -5,6 +5,7 @@ Owns their order and which facts about a render go into bundle.json. Prints noth
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ddpgen.bundle.write import Written
     from ddpgen.render import Artefact
     from ddpgen.spec.job import JobSpec
+
+_log = logging.getLogger(__name__)
 
 
 class Render(NamedTuple):
@@ -61,8 +64,10 @@ def load(path: str) -> dict[str, Reading]:
             f"{path}: {error.strerror}; give the path of a job spec"
         ) from None
     readings = read(raw, path)
+    _log.debug(f"read {path}: a spec for {', '.join(readings)}")
     for tier, reading in readings.items():
         if image := lock.container(reading.job, path):
+            _log.debug(f"{tier} runs in the container {image}, which {lock.place(path)} names")
             readings[tier] = reading._replace(job=TIERS[tier].contained(reading.job, image))
     return readings
 
@@ -143,7 +148,9 @@ def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> 
     """
     here = output_directory(readings, Render(output=output))
     below_spec = Path(next(iter(readings.values())).filename).parent / here
-    return below_spec if output is None and not here.exists() and below_spec.exists() else here
+    found = below_spec if output is None and not here.exists() and below_spec.exists() else here
+    _log.debug(f"the bundle is {found}, which {'exists' if found.exists() else 'is not there'}")
+    return found
 
 
 def write_bundle(
@@ -167,6 +174,7 @@ def write_bundle(
         ours.append(directory.parent / "logs")
     sources, warnings = _gathered([readings[tier] for tier in tiers], home, ours)
     code.refuse_too_much(sources, how.limit_mib)
+    _log.debug(f"code of {home}: {some([*sources]) or 'no files'}")
     items = [
         *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
         *write.copied_tree(resource("train"), "train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import signal
@@ -14,13 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ddpgen.driver import trace
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.resources import resource
 
-
-def say(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+_log = logging.getLogger(__name__)
 
 
 def become(argv: Sequence[str]) -> NoReturn:
@@ -28,7 +27,7 @@ def become(argv: Sequence[str]) -> NoReturn:
 
     Raises TargetUnavailableError when the program is not there.
     """
-    say(f"+ {shlex.join(argv)}")
+    _log.info(f"+ {shlex.join(argv)}")
     _exec(argv)
 
 
@@ -58,8 +57,9 @@ class Interrupts:
 
         Raises TargetUnavailableError if the program is not there.
         """
-        say(f"+ {shlex.join(argv)}")
+        _log.info(f"+ {shlex.join(argv)}")
         self._missed = 0
+        ended = trace.begin(argv)
         try:
             # In a session of its own, so that a Ctrl-C reaches it only once, from here. A second one would kill it.
             child = subprocess.Popen(argv, stdout=stdout, start_new_session=True)
@@ -70,6 +70,7 @@ class Interrupts:
             child.send_signal(self._missed)
         code = child.wait()
         self._child = None
+        ended(code)
         return code if code >= 0 else 128 - code
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -85,12 +86,14 @@ def output(argv: Sequence[str], where: Path | None = None) -> tuple[int, str]:
 
     Raises TargetUnavailableError if the program is not there.
     """
+    ended = trace.begin(argv, where)
     try:
         done = subprocess.run(
             argv, cwd=where, stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+    ended(done.returncode)
     return done.returncode, done.stdout
 
 
@@ -100,6 +103,7 @@ def stream(argv: Sequence[str], text: bytes) -> int:
     Its input is `text`, and stays open until the program ends. Raises TargetUnavailableError if the program is
     not there.
     """
+    ended = trace.begin(argv)
     try:
         running = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:
@@ -108,7 +112,9 @@ def stream(argv: Sequence[str], text: bytes) -> int:
         assert running.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the program has ended; its exit code says why
             running.stdin.write(text)
-        return running.wait()
+        code = running.wait()
+    ended(code)
+    return code
 
 
 def become_module(command: str, directory: Path, options: Sequence[str], *more: Path) -> NoReturn:
@@ -117,7 +123,9 @@ def become_module(command: str, directory: Path, options: Sequence[str], *more: 
     The working directory is the one that holds the training module, because a user's own module `train` must not
     come first. The command is not echoed, because it only reads. Its messages begin with the name that the user typed.
     """
-    _exec(*_module(command, directory, options, *more))
+    words, where = _module(command, directory, options, *more)
+    trace.begin(words, where)
+    _exec(words, where)
 
 
 def output_of_module(command: str, directory: Path, options: Sequence[str]) -> tuple[int, str]:

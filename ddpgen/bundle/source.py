@@ -43,13 +43,18 @@ def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict
 
 def _git(where: Path, *words: str) -> Iterator[str]:
     """Return git's output, cut at each NUL. Raise OSError, ValueError."""
-    import subprocess  # here, so that renders outside of repositories need not import it
+    # Here, so that renders outside of repositories need not import it.
+    import subprocess
+
+    from ddpgen.driver import trace
 
     try:
         command = [*_GIT, *words]
+        ended = trace.begin(command, where)
         done = subprocess.run(command, cwd=where, capture_output=True, timeout=_MOST_S, check=True)
     except subprocess.SubprocessError as error:
         raise ValueError(str(error)) from None
+    ended(done.returncode)
     return map(os.fsdecode, filter(None, done.stdout.split(b"\0")))
 
 

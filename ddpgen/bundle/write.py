@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from ddpgen.errors import BundleRefusedError, FileTroubleError, SpecUnreadableEr
 if sys.platform != "win32":  # Windows writes bundles without locks
     import fcntl
 
+_log = logging.getLogger(__name__)
 LISTING = "bundle.json"
 SCHEMA = 1
 # The log of a job of Slurm. It lies in the bundle if sbatch was called there, and a new bundle keeps it.
@@ -66,8 +68,10 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
             before = listing(directory)
             # The same files at another commit are the same bundle.
             files[LISTING] = _listing({**facts, "source": before.get("source"), "files": sums})
-            if all(_holds(directory / path, *file) for path, file in files.items()):
+            differ = (path for path, file in files.items() if not _holds(directory / path, *file))
+            if (first := next(differ, None)) is None:
                 return Written(len(files), changed=False)
+            _log.debug(f"write {directory}: {first} is missing there, or differs")
             files[LISTING] = _listing({**facts, "files": sums})
             _refuse_losses(directory, before, force)
             try:
@@ -99,6 +103,7 @@ def read(bundle: Path) -> dict[str, Any]:
     found = listing(bundle)
     if not {"files", "spec"} <= found.keys():
         raise unreadable(bundle)
+    _log.debug(f"read {bundle / LISTING}")
     return found
 
 

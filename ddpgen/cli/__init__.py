@@ -21,6 +21,7 @@ from ddpgen.cli import (  # noqa: F401 (it makes their commands known)
     measuring,
     reference,
     specs,
+    verbosity,
 )
 from ddpgen.cli.shared import cli
 from ddpgen.errors import BugError, DdpgenError, FileTroubleError
@@ -64,6 +65,7 @@ def _open_what_is_closed() -> None:
 
 def run() -> int:
     """Run the command that sys.argv names, and return the exit code. Every error becomes a message."""
+    messages = verbosity.begin()
     try:
         code = cli.main(prog_name="ddpgen", standalone_mode=False)
     except SystemExit as ended:  # how click ends a completion
@@ -82,7 +84,7 @@ def run() -> int:
         _tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
         code = FileTroubleError.exit_code
     except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
-        code = _explain_bug(error)
+        code = _explain_bug(error, messages.log())
     return code if isinstance(code, int) else 0
 
 
@@ -92,16 +94,20 @@ def _tell(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _explain_bug(error: Exception) -> int:
-    """Tell the user that it is a bug of ddpgen, and write a file to attach to its report. Return the exit code."""
+def _explain_bug(error: Exception, messages: str) -> int:
+    """Tell the user that it is a bug of ddpgen, and write a file to attach to its report. Return the exit code.
+
+    `messages`: everything up to the bug, also what was not shown.
+    """
     import platform
     import shlex
     import traceback
     from pathlib import Path
 
-    text = (
+    text = verbosity.without_secrets(
         f"ddpgen {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        f"{shlex.join(['ddpgen', *sys.argv[1:]])}\n\n" + "".join(traceback.format_exception(error))
+        f"{shlex.join(['ddpgen', *sys.argv[1:]])}\n\n{messages}\n"
+        + "".join(traceback.format_exception(error))
     )
     log = Path(
         os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "ddpgen/error.log"

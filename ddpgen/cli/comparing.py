@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import click
 
 from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, tier_option, visible
 from ddpgen.errors import DdpgenError
+
+_log = logging.getLogger(__name__)
 
 
 @cli.command()
@@ -123,7 +126,7 @@ def reproduce(
         sys.exit(code)
     bundle = Path(said.rstrip("\n"))
     if target is None:
-        click.echo(f"{bundle}: {again.compared(bundle)}", err=True)
+        _log.info(f"{bundle}: {again.compared(bundle)}")
         options = given(**{"from": 0}, steps=steps, procs=procs, keep=place)
         become_module("verify", directory, options)
     try:
@@ -131,7 +134,7 @@ def reproduce(
     except DdpgenError:
         shutil.rmtree(place)
         raise
-    click.echo(f"{bundle}: {again.compared(bundle)}", err=True)
+    _log.info(f"{bundle}: {again.compared(bundle)}")
     tier = TIERS[target]
     if tier.start:
         with Interrupts() as interrupts:
@@ -140,4 +143,4 @@ def reproduce(
             sys.exit(code)
         become_module("diff", directory, [], checkpoints)
     click.echo(tier.submit(made, bundle, []).job)
-    click.echo(f"next, when it is done: ddpgen diff {directory} {checkpoints}", err=True)
+    _log.info(f"next, when it is done: ddpgen diff {directory} {checkpoints}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ddpgen.cli.shared import (
     target_option,
     write_bundle,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @cli.command()
@@ -42,7 +45,7 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
     _, directory, starts = write_bundle(spec, target, how)
     click.echo(directory)
     for start in starts:
-        click.echo(f"next: {start}", err=True)
+        _log.info(f"next: {start}")
 
 
 @cli.command()
@@ -78,4 +81,4 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     click.echo(launched.job)
     record.remember(directory, launched)
     for following in ("status", "logs --follow", "stop"):
-        click.echo(f"next: ddpgen {following} {named(Path(spec), options['output'])}", err=True)
+        _log.info(f"next: ddpgen {following} {named(Path(spec), options['output'])}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from ddpgen.errors import FileTroubleError
 
 if TYPE_CHECKING:
     from ddpgen.measure.cost import Link
+
+_log = logging.getLogger(__name__)
 
 
 @cli.command()
@@ -94,7 +97,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
         from ddpgen.measure import plot as pictures
 
         pictures.prediction(found, plot)
-        click.echo(f"wrote {plot}", err=True)
+        _log.info(f"wrote {plot}")
     click.echo(page.as_json(found) if as_json else page.as_text(found))
 
 
@@ -140,7 +143,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         launched = tier.submit(probed[target].job, bundle, ["--probe"])
         click.echo(launched.job)
         record.remember(bundle, launched)
-        click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
+        _log.info(f"next: ddpgen logs {bundle} --follow")
         return
     start = ["bash", as_argument(str(bundle / tier.start))]
     # From hosts it is brought by --fetch.
@@ -233,7 +236,7 @@ def bench(
             _write(place, text)
     if plot is not None:
         pictures.bench(found, plot)
-        click.echo(f"wrote {plot}", err=True)
+        _log.info(f"wrote {plot}")
     sys.exit(code or (0 if found.agree else 1))
 
 
@@ -255,4 +258,4 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text.rstrip("\n") + "\n", "utf-8")
     except OSError as error:
         raise FileTroubleError(f"{file}: {error.strerror}; name another file") from None
-    click.echo(f"wrote {file}", err=True)
+    _log.info(f"wrote {file}")

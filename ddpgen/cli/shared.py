@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddpgen import __version__
+from ddpgen.cli.verbosity import Commands
 from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from ddpgen.monitor.record import Following
     from ddpgen.spec.reader import Reading
 
+_log = logging.getLogger(__name__)
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(context_settings=_HELP)
+@click.group(cls=Commands, context_settings=_HELP)
 @click.version_option(__version__, prog_name="ddpgen", message="%(prog)s %(version)s")
 def cli() -> None:
     """One YAML job spec in, launch artefacts for every tier out.
@@ -138,7 +141,7 @@ def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
     readings = job.load(spec)
     tiers = job.resolve(target, readings)
     for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
-        click.echo(line, err=True)
+        _log.warning(line)
     return readings, tiers
 
 
@@ -154,14 +157,14 @@ def write_bundle(
     readings, tiers = checked(spec, target)
     rendered, written, warnings = job.write_bundle(readings, tiers, Path(spec).parent, how)
     for line in lines_of(spec, warnings):
-        click.echo(line, err=True)
+        _log.warning(line)
     directory = job.output_directory(readings, how)
     verb = "wrote" if written.changed else "unchanged:"
-    click.echo(f"{verb} {directory} ({written.files} files)", err=True)
+    _log.info(f"{verb} {directory} ({written.files} files)")
     if written.dropped:
         gone = ", ".join(written.dropped)
         told = f"it no longer holds what was rendered for {gone}; --target all renders every tier"
-        click.echo(told, err=True)
+        _log.warning(told)
     bundle = shlex.quote(as_argument(str(directory)))
     starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
     return readings, directory, starts
@@ -195,7 +198,11 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
         raise click.UsageError("--target goes with a spec or a bundle.")
     else:
         return commands.checkpoint_directory(Path(name))
-    return commands.choose(jobs, bundle, target)
+    following = commands.choose(jobs, bundle, target)
+    launched = following.launched
+    last = f"launched as {launched.job or 'a process'}" if launched else "no launch on record"
+    _log.debug(f"tier {following.tier}, {last}")
+    return following
 
 
 def visible(job: str, target: str | None, output: Path | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from ddpgen.cli.shared import (
 
 if TYPE_CHECKING:
     from ddpgen.adopt.scaffold import Question
+
+_log = logging.getLogger(__name__)
 
 
 @cli.command()
@@ -56,8 +59,8 @@ def init(output: Path, script: Path | None, **answers: Any) -> None:
     scaffold.write(output, **answers)
     click.echo(output)
     if missing := scaffold.to_create(output, str(answers["workload"])):
-        click.echo(f"next: {missing}", err=True)
-    click.echo(f"next: ddpgen launch {named(output)} --target local", err=True)
+        _log.info(f"next: {missing}")
+    _log.info(f"next: ddpgen launch {named(output)} --target local")
 
 
 def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> None:
@@ -75,7 +78,7 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
     name = answers["name"] or re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-job"
     scaffold.write_for_script(output, script, name=name, procs=answers["procs"] or 2)
     click.echo(output)
-    click.echo(f"next: ddpgen validate {named(output)}", err=True)
+    _log.info(f"next: ddpgen validate {named(output)}")
 
 
 def _answer(question: Question) -> Any:
@@ -118,9 +121,9 @@ def adopt(script: Path, output: Path | None) -> None:
         scaffold.write_new(output, text)
         click.echo(output)
     for line in draft.report():
-        click.echo(line, err=True)
+        _log.warning(line)
     if output is not None:
-        click.echo(f"next: ddpgen validate {named(output)}", err=True)
+        _log.info(f"next: ddpgen validate {named(output)}")
 
 
 @cli.command()
@@ -201,7 +204,7 @@ def lock(spec: str, requirements: Path | None, container: str | None, output: Pa
     else:
         facts, lines = locks.packages(of, requirements, file.parent)
         if not any(line.startswith("torch==") for line in lines):
-            click.echo("torch is not among them, and the job needs it", err=True)
+            _log.warning("torch is not among them, and the job needs it")
     locks.write(file, spec, facts, lines)
     click.echo(file)
-    click.echo(f"with environment: locked in {spec} a job installs from it", err=True)
+    _log.info(f"with environment: locked in {spec} a job installs from it")

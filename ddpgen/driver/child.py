@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from . import trace
+
 # After a program's end its output is read for so long at most: ssh leaves a background process that may keep our
 # pipe open.
 _DRAIN_S = 1.0
@@ -32,8 +34,8 @@ class Completed:
 class Child(asyncio.SubprocessProtocol):
     """One running program: its input, its output and its end."""
 
-    def __init__(self, hear: Callable[[bytes], None]) -> None:
-        self._hear = hear
+    def __init__(self, hear: Callable[[bytes], None], log_end: Callable[[int], None]) -> None:
+        self._hear, self._log_end = hear, log_end
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -42,12 +44,17 @@ class Child(asyncio.SubprocessProtocol):
 
     @classmethod
     async def start(
-        cls, argv: Sequence[str], hear: Callable[[bytes], None], cwd: str | None = None
+        cls,
+        argv: Sequence[str],
+        hear: Callable[[bytes], None],
+        cwd: str | None = None,
+        line: str = "",
     ) -> Child:
-        """Start a program. Raise OSError if it cannot be started."""
+        """Start a program. Raise OSError if it cannot be started. `line`: see trace.begin()."""
         loop = asyncio.get_running_loop()
+        ended = trace.begin(argv, cwd, line)
         _, child = await loop.subprocess_exec(
-            lambda: cls(hear),
+            lambda: cls(hear, ended),
             *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -79,7 +86,9 @@ class Child(asyncio.SubprocessProtocol):
     def _finish(self) -> None:
         assert self._transport is not None
         if not self._ended.done():
-            self._ended.set_result(self._transport.get_returncode() or 0)
+            code = self._transport.get_returncode() or 0
+            self._log_end(code)
+            self._ended.set_result(code)
             self._transport.close()
 
     def say(self, data: bytes) -> bool:
@@ -132,10 +141,11 @@ async def run(
     within: float | None,
     cwd: str | None = None,
     show: Callable[[bytes], None] | None = None,
+    line: str = "",
 ) -> Completed:
     """Run a program with `said` as its input, for at most `within` seconds. `show` gets its output at once.
 
-    If the caller is cancelled, the program is ended as well. Raises OSError.
+    `line`: see trace.begin(). If the caller is cancelled, the program is ended as well. Raises OSError.
     """
     heard = bytearray()
 
@@ -144,7 +154,7 @@ async def run(
         if show is not None:
             show(data)
 
-    child = await Child.start(argv, hear, cwd)
+    child = await Child.start(argv, hear, cwd, line)
     try:
         child.say(said)
         child.close_input()

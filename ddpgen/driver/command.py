@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import secrets
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import asking, plan
+from . import asking, plan, trace
 from .argv import USAGE, UsageError, Wanted, parse
 from .child import run
 from .ends import FAILED, NO_START, STOPPED
@@ -80,6 +81,7 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
     kept = bundle.parent / "logs" / ours.name / launch
     screen = Screen(ours.names, os.environ, str(kept))
     home = Home(ours, ssh, bundle, pace, screen, Logs(kept, screen.say))
+    _log_to(screen)
     try:
         if wanted.what == "run":
             return await DriverRun(home, wanted.arguments).run()
@@ -91,6 +93,17 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
     finally:
         await _hang_up(ours, ssh)
         screen.close(pace.flush)
+
+
+def _log_to(screen: Screen) -> None:
+    """Show the programs that the driver runs, if DDPGEN_LOG=DEBUG asks for them."""
+    if os.environ.get(trace.VARIABLE) != "DEBUG":
+        return
+    handler = logging.Handler()
+    handler.emit = lambda record: screen.say(f"debug: {record.getMessage()}")  # type: ignore[method-assign]
+    ours = logging.getLogger(__package__)
+    ours.setLevel(logging.DEBUG)
+    ours.handlers = [handler]
 
 
 async def _hang_up(ours: Plan, ssh: Ssh) -> None:

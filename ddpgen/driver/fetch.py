@@ -59,7 +59,7 @@ async def fetch(home: Home, operand: str | None) -> int:
         return FAILED
     holders = [host for host in plan.hosts if steps.get(host) == newest]
     holder = next((host for host in holders if host.name == plan.head), holders[0])
-    say(f"step {newest} is on {holder.name}; bringing it to {target}")
+    home.screen.progress(f"step {newest} is on {holder.name}; bringing it to {target}")
     try:
         _refuse_live(target)
         stage = target / _STAGE
@@ -108,7 +108,7 @@ def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
     except OSError as error:
         screen.say(f"{target}: {error.strerror}; make room, or give another place: --fetch DIR")
         return FAILED
-    screen.say(f"brought the figures of the probe to {target / PROBE}")
+    screen.progress(f"brought the figures of the probe to {target / PROBE}")
     return DONE
 
 
@@ -181,7 +181,7 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
         if (stage / name).is_file():
             os.rename(stage / name, target / name)
     what = ", ".join(brought) if brought else "no checkpoint that was not here already"
-    screen.say(f"brought {what} and the metrics to {target}")
+    screen.progress(f"brought {what} and the metrics to {target}")
 
 
 def _fault(directory: Path) -> str:

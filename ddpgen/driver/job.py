@@ -19,7 +19,7 @@ from typing import Any
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
 from .screen import folded
 from .session import Home, Looked, Session, Trouble
-from .wording import some
+from .wording import some, table
 
 _NAMED = 8
 _ASKED = (
@@ -83,7 +83,7 @@ class DriverRun:
 
     async def _prepare_first(self) -> set[str]:
         """Return the hosts to start: all of them, or enough for an elastic job, or none."""
-        self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
+        self._progress(f"looking at {len(self._sessions)} hosts and sending them the bundle")
         looked = await self._prepare(self._sessions)
         self._newest = max((found.newest for found in looked.values()), default=-1)
         if len(looked) < self._plan.enough or self._asked:
@@ -96,7 +96,7 @@ class DriverRun:
 
     def _not_started(self) -> int:
         if self._asked:
-            self._say("stopped before anything was started")
+            self._progress("stopped before anything was started")
             return STOPPED
         self._show_troubles()
         self._say("nothing was started")
@@ -137,7 +137,7 @@ class DriverRun:
             self._stoppable = [asyncio.create_task(asyncio.sleep(self._pace.retry))]
             await asyncio.wait(self._stoppable)
         if self._asked:
-            self._say("not started again: a stop was asked for")
+            self._progress("not started again: a stop was asked for")
         else:
             self._show_troubles()
         return {}
@@ -148,14 +148,14 @@ class DriverRun:
 
     def _remind(self, names: Iterable[str]) -> None:
         waiting = [f"{name} ({self._sessions[name].state})" for name in names]
-        self._say(f"still waiting for {some(waiting, _NAMED)}")
+        self._progress(f"still waiting for {some(waiting, _NAMED)}")
 
     # --- while it runs ------------------------------------------------------------------------
 
     async def _start_all(self, ready: set[str]) -> None:
         self._ends, self._deadline = [], None
         self._killed = self._settled = False
-        self._say(f"starting on {len(ready)} hosts; the head is {self._head}")
+        self._progress(f"starting on {len(ready)} hosts; the head is {self._head}")
         await asyncio.gather(*(self._start(name) for name in self._sessions if name in ready))
         for name in self._sessions:
             if name not in ready and self._plan.elastic:
@@ -214,7 +214,7 @@ class DriverRun:
         if self._crashes[name] > self._plan.restarts:
             self._say(f"{name} is not tried again: restarts is {self._plan.restarts}")
         else:
-            self._say(f"going on with {len(self._running)} hosts; {name} is tried again")
+            self._progress(f"going on with {len(self._running)} hosts; {name} is tried again")
             self._retries.append(asyncio.create_task(self._try_again(name)))
         return True
 
@@ -230,10 +230,10 @@ class DriverRun:
             except Trouble as trouble:
                 if str(trouble) != shown:
                     shown = str(trouble)
-                    self._say(f"{name}: not back yet: {shown}")
+                    self._progress(f"{name}: not back yet: {shown}")
                 continue
             if self._running and not (self._asked or self._settled or self._killed):
-                self._say(f"{name} is back")
+                self._progress(f"{name} is back")
                 self._returned.add(name)
                 await self._start(name)
             return
@@ -249,7 +249,7 @@ class DriverRun:
             names = ", ".join(sorted(self._running)[:_NAMED])
             # Hosts that cannot start either report that soon. After any other end, hosts get longer for their reasons.
             within = self._pace.refused if end.state == "refused" else self._pace.alone
-            self._say(f"ending the others, within {within:.0f} s: {names}")
+            self._progress(f"ending the others, within {within:.0f} s: {names}")
             self._within(within)
 
     def _within(self, seconds: float) -> None:
@@ -287,7 +287,7 @@ class DriverRun:
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
         self._asked += 1
         if self._running:
-            self._say(f"{name}: {_ASKED[self._asked]}")
+            self._progress(f"{name}: {_ASKED[self._asked]}")
         if self._asked == 1:
             for task in self._stoppable:
                 task.cancel()
@@ -314,7 +314,7 @@ class DriverRun:
             self._say(f"not started again: restarts is {plan.restarts}")
             return set()
         self._restarted += 1
-        self._say(f"starting again, {self._restarted} of {plan.restarts} times at most")
+        self._progress(f"starting again, {self._restarted} of {plan.restarts} times at most")
         looked = await self._prepare_enough()
         if looked and plan.elastic:
             names = [name for name in self._sessions if name in looked]
@@ -333,7 +333,7 @@ class DriverRun:
         code = exit_code(list(last.values()), blamed, self._plan.elastic is not None)
         if blamed is not None and code not in (DONE, STOPPED) and self._asked < 2:
             self._show_last_lines(blamed)
-        self._show_table(last)
+        self._show_table(last, good=code in (DONE, STOPPED))
         if all(end.state == "lost" for end in last.values()):
             self._say(
                 "no host could be reached at the end: the job may go on there, and stops by itself if it misses "
@@ -347,21 +347,28 @@ class DriverRun:
             self._say(f"the last lines of {blamed.host}:")
             self._home.screen.quote(blamed.host, list(lines))
 
-    def _show_table(self, last: dict[str, End]) -> None:
+    def _show_table(self, last: dict[str, End], good: bool) -> None:
         rows = [("host", "state", "code", "reason")]
         for name, session in self._sessions.items():
             end = last.get(name)
             code = "" if end is None or end.code is None else str(end.code)
             reason = end.reason if end else self._troubles.get(name, "")
             rows.append((name, end.state if end else session.state, code, reason))
-        self._home.screen.table(rows)
-        self._say(f"everything the hosts said is in {self._home.logs.directory}")
+        screen = self._home.screen
+        (screen.progress if good else screen.say)("\n".join(table(rows)))
+        (self._progress if good else self._say)(
+            f"everything the hosts said is in {self._home.logs.directory}"
+        )
 
     async def _give_up_retries(self) -> None:
         for task in self._retries:
             task.cancel()
         await asyncio.gather(*self._retries, return_exceptions=True)
         self._retries = []
+
+    def _progress(self, message: str) -> None:
+        self._home.screen.progress(message)
+        self._home.logs.note(message)
 
     def _say(self, message: str) -> None:
         self._home.screen.say(message)

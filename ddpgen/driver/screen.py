@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from .wording import table
+from .trace import VARIABLE
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _HELD = 4 << 20
@@ -72,6 +72,7 @@ class Screen:
         err: int = 2,
     ) -> None:
         self._out, self._err, self._logs = out, err, logs
+        self._quiet = environment.get(VARIABLE) == "ERROR"
         plain = environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
         coloured = not plain and os.isatty(out)
         width = min(_WIDEST, max(map(len, names), default=0))
@@ -107,8 +108,10 @@ class Screen:
         with self._changed:
             self._put(self._err, "".join(f"ddpgen: {line}\n" for line in lines).encode())
 
-    def table(self, rows: Sequence[Sequence[str]]) -> None:
-        self.say("\n".join(table(rows)))
+    def progress(self, message: str) -> None:
+        """Show a message that a user with `ddpgen --quiet` does not want."""
+        if not self._quiet:
+            self.say(message)
 
     def close(self, timeout_s: float) -> None:
         """Show the remaining lines. Give up after `timeout_s` in which the terminal took none."""

@@ -195,11 +195,16 @@ class Session:
             self._home.screen.lines(self.host.name, texts)
 
 
-async def ask(ssh: Ssh, host: PlannedHost, text: bytes, within: float | None) -> Completed:
-    """Run a text on a host; try again if the host had too many connections at once. Raise Trouble."""
+async def ask(
+    ssh: Ssh, host: PlannedHost, text: bytes, within: float | None, line: str = ""
+) -> Completed:
+    """Run a text on a host; try again if the host had too many connections at once. Raise Trouble.
+
+    `line`: see trace.begin().
+    """
     for attempt in range(_TRIES):
         try:
-            outcome = await run(ssh.command(host), text, within)
+            outcome = await run(ssh.command(host), text, within, line=line)
         except OSError as error:
             raise Trouble(f"cannot start {ssh.words[0]}: {error.strerror}") from None
         if outcome.code != SSH_FAILED or not is_passing(outcome.output):

@@ -6,6 +6,7 @@ evaluates the rows.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from ddpgen.measure import probe
 from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following, remember
-from ddpgen.programs import Interrupts, say
+from ddpgen.programs import Interrupts
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
@@ -27,6 +28,7 @@ from ddpgen.spec.rules import conflicts
 from ddpgen.spec.times import Period
 from ddpgen.tiers.registry import FIRST, TIERS
 
+_log = logging.getLogger(__name__)
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK
 _STOPPED = 75
@@ -93,17 +95,17 @@ def runs(
     with Interrupts() as interrupts:
         for number in range(repeats):
             for shape, reading in shapes.items():
-                say(f"bench: shape {shape}, run {number + 1} of {repeats}")
+                _log.info(f"bench: shape {shape}, run {number + 1} of {repeats}")
                 try:
                     code, ran = _once(reading, home, interrupts)
                 except DdpgenError as error:
-                    say(f"bench: shape {shape}: {error}")
+                    _log.error(f"bench: shape {shape}: {error}")
                     return found, error.exit_code
                 if ran is not None:
                     found.setdefault(shape, []).append(ran)
                 if interrupts.heard.is_set() or code:
                     of = "; the table is of the runs before" if found else ""
-                    say(f"bench: ended in shape {shape}{of}")
+                    _log.info(f"bench: ended in shape {shape}{of}")
                     return found, _STOPPED if interrupts.heard.is_set() else code
     return found, 0
 
@@ -146,7 +148,7 @@ def _submitted(run: Following, interrupts: Interrupts) -> int:
     while tier.follow.lives(run):
         if interrupts.heard.wait(_POLL_S):
             for line in tier.follow.stop(run, now=False):
-                say(line)
+                _log.info(line)
             return _STOPPED
     return 0
 

@@ -7,6 +7,7 @@ counts as missing.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import statistics
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from ddpgen.monitor.places import short
 from ddpgen.monitor.record import checkpoints
 from ddpgen.spec.job import JobSpec
 
+_log = logging.getLogger(__name__)
 _TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
 # The settings that decide the time of a step.
 _SETTINGS = (
@@ -76,7 +78,14 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
         if job.train.runs == "workload"
     }
     written = {path: time for path in runs if (time := _modified(path)) is not None}
-    return read(max(written, key=lambda path: written[path]).parent) if written else None
+    if not written:
+        _log.debug(
+            f"no run has left measurements: none of {', '.join(map(str, runs)) or 'the jobs'}"
+        )
+        return None
+    directory = max(written, key=lambda path: written[path]).parent
+    _log.debug(f"read the measurements of the newest run, {short(str(directory))}")
+    return read(directory)
 
 
 def read(directory: Path) -> Run:

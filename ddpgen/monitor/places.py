@@ -46,9 +46,13 @@ class Place:
     def __init__(self, beside: str) -> None:
         self.beside = beside.rstrip("/")
 
-    def facts(self, text: bytes) -> dict[str, str]:
-        """Run a text and return its facts. Raise TargetUnavailableError, also with the text's own complaint."""
-        outcome = self._ask(text, ANSWER_S)
+    def facts(self, text: bytes, purpose: str) -> dict[str, str]:
+        """Run a text and return its facts. Raise TargetUnavailableError, also with the text's own complaint.
+
+        `purpose`: of the text, for the log.
+        """
+        line = f"{self.typed(['bash', '-s'], '.')}  # {purpose}"
+        outcome = self._ask(text, ANSWER_S, line)
         if outcome.code != 0:
             said = outcome.output.decode("utf-8", "replace").strip()
             told = remote.troubles(outcome.output) or said
@@ -57,7 +61,8 @@ class Place:
 
     def run(self, argv: Sequence[str], directory: str = ".", within: float = ANSWER_S) -> Ran:
         """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time."""
-        outcome = self._ask(scripts.command(argv, directory), within)
+        line = self.typed(argv, directory)
+        outcome = self._ask(scripts.command(argv, directory), within, line)
         said = scripts.said(outcome.output)
         if said is not None and outcome.code is not None:
             return Ran(outcome.code, said)
@@ -83,9 +88,9 @@ class Place:
         """Return the job's checkpoint directory, as a path for a text."""
         return str(checkpoints(job, Path(self.beside)))
 
-    def _ask(self, text: bytes, within: float) -> Completed:
+    def _ask(self, text: bytes, within: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(child.run(["bash", "-s"], text, within))
+            outcome = asyncio.run(child.run(["bash", "-s"], text, within, line=line))
         except OSError as error:
             raise TargetUnavailableError(f"cannot start bash: {error.strerror}") from None
         if outcome.code is None:
@@ -125,9 +130,9 @@ class Login(Place):
         """Show the end of a file and return the exit code. `follow`: show new lines until the user ends it."""
         return stream(self._ssh.command(self._host), scripts.tail(file, lines, follow))
 
-    def _ask(self, text: bytes, within: float) -> Completed:
+    def _ask(self, text: bytes, within: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(session.ask(self._ssh, self._host, text, within))
+            outcome = asyncio.run(session.ask(self._ssh, self._host, text, within, line))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
         if outcome.code is None or outcome.code == SSH_FAILED:

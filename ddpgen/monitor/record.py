@@ -6,6 +6,7 @@ Owns that file. A missing or damaged file is no error: it means that no launch i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def remember(bundle: Path, launched: Launched) -> None:
         os.replace(temporary, file)
     except OSError as error:
         raise FileTroubleError(f"{file}: {error.strerror}; make room, or give another -o") from None
+    _log.debug(f"wrote {file}")
 
 
 def recall(bundle: Path) -> dict[str, Launched]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from ddpgen.bundle import write
 from ddpgen.errors import FileTroubleError
 
+_log = logging.getLogger(__name__)
 PLACE = ".submitted"
 _DIGITS = 12
 
@@ -27,7 +29,8 @@ def take(directory: Path) -> Path:
             items = [write.Item(name, file=directory / name) for name in listing.pop("files")]
             digest = hashlib.sha256(raw).hexdigest()[:_DIGITS]
             copy = directory.parent / PLACE / f"{directory.name}-{digest}"
-            write.write(copy, items, listing, force=True)
+            made = write.write(copy, items, listing, force=True).changed
     except OSError as error:
         raise FileTroubleError(f"{directory}: {error.strerror}; render again") from None
+    _log.debug(f"{'copied the bundle to' if made else 'the bundle has a copy already:'} {copy}")
     return copy

@@ -7,6 +7,7 @@ elsewhere this module prints a line for each change.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -15,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.report import JobStatus
-from ddpgen.programs import say
 
+_log = logging.getLogger(__name__)
 _TOLD = ("step", "loss", "speed", "time left")  # the values in a line
 
 Ask = Callable[[], JobStatus]
@@ -60,7 +61,7 @@ def _in_lines(looks: Iterator[Look]) -> None:
     for status, trouble, at in looks:
         if status is None:
             if not silent:
-                say(f"{_of_day(at)} no answer, going on: {trouble}")
+                _log.warning(f"{_of_day(at)} no answer, going on: {trouble}")
             silent = True
             continue
         silent = False

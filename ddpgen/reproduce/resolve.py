@@ -7,6 +7,7 @@ outdated one, are in bundle/lock.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from ddpgen.programs import output
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 
+_log = logging.getLogger(__name__)
 # The hosts need no ddpgen, and an environment has a pip of its own.
 _LEFT_OUT = ("ddpgen", "pip")
 _INDEX = re.compile(r"(-i|-f|--(index-url|extra-index-url|find-links|no-index))(?![a-z-])")
@@ -77,6 +79,7 @@ def packages(
         )
     where, installed = json.loads(said)
     uv = shutil.which("uv")
+    _log.debug(f"packages of {python}, resolved by {uv or 'pip, because no uv is on the PATH'}")
     tool = [uv, *_UV, f"--python={python}"] if uv else [python, *_PIP]
     origin = f"what {job.python.interpreter} has"
     if requirements is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.local import follow as local
 from ddpgen.tiers.registry import FIRST, TIERS
+
+_log = logging.getLogger(__name__)
 
 
 class UnclearError(DdpgenError):
@@ -34,6 +37,7 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
     if target is not None:
         return every[target]
     runs = {tier: run for tier, each in every.items() if (run := _newest_run(each)) is not None}
+    _log.debug(f"tiers with a run: {', '.join(runs) or 'none'}")
     if len(runs) > 1:
         live = [tier for tier in runs if _lives(every[tier])]
         if len(live) > 1:

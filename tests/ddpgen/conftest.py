@@ -93,6 +93,8 @@ def progress(rows: Iterable[Mapping[str, Any]], **about: Any) -> str:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a ddpgen command as a user would, in an empty directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDPGEN_LOG", "")  # its end deletes it, so that no -v reaches a later test
+    monkeypatch.delenv("DDPGEN_LOG")
 
     def run(*argv: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["ddpgen", *map(str, argv)])

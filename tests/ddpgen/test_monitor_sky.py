@@ -382,6 +382,12 @@ def test_a_launch_that_tells_no_id_is_shown_as_it_is(
         "there is\n"
     )
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
+    quiet = run("launch", "job.yaml", "--target", "sky", "--quiet")
+    assert (quiet.code, quiet.err) == (69, outcome.err[outcome.err.index(answer[2:]) :])
+
+
+def test_a_quiet_launch_prints_the_id_alone(run: Run, spec: Spec, sky: Sky) -> None:
+    assert run("launch", spec(SKY), "--target", "sky", "--quiet") == (0, "7\n", "")
 
 
 # --- status -----------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def stop(following: Following | Path, now: bool) -> Iterator[str]:
         ended = Report(shown, found, runs=False).facts()["state"]
         yield f"nothing to stop: nothing runs in {shown}: {ended}"
     else:
-        Place("").facts(scripts.stop(str(directory)))
+        Place("").facts(scripts.stop(str(directory)), f"ask for a stop in {shown}")
         yield "asked for a clean stop"
         yield from _elsewhere(found)
 
@@ -98,7 +98,8 @@ def _directory(following: Following | Path) -> Path:
 
 def look(directory: Path) -> JobState:
     """Return the state of the job in a checkpoint directory. Raise TargetUnavailableError."""
-    return state.read(Place("").facts(scripts.look(str(directory))))
+    purpose = f"read {places.short(str(directory))}"
+    return state.read(Place("").facts(scripts.look(str(directory)), purpose))
 
 
 def _elsewhere(found: JobState) -> Iterator[str]:

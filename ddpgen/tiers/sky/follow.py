@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
@@ -24,6 +25,8 @@ from ddpgen.programs import become
 from ddpgen.tiers.sky import bucket, skypilot, store
 from ddpgen.tiers.sky import jobs as sky_jobs
 from ddpgen.tiers.sky.jobs import Managed
+
+_log = logging.getLogger(__name__)
 
 # The job records `user: ` and this as the reason of its end.
 _REASON = "ddpgen stop"
@@ -185,6 +188,7 @@ def _there(following: Following) -> There:
     at = bucket.address(following.job, os.environ)
     if at is None:
         return There()
+    _log.debug(f"look at the bucket {at.url}")
     try:
         facts = store.look(at)
     except store.UnreachableError as closed:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpgen.driver import child
+from ddpgen.driver import child, trace
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import places
 from ddpgen.monitor.places import Ran
@@ -45,7 +45,7 @@ def ask(words: Sequence[str]) -> Ran:
 
 
 def show(words: Sequence[str], directory: Path) -> Ran:
-    """Run a command in `directory` and show its output on stderr. It has no time limit.
+    """Run a command in `directory` and show its output on stderr, unless the user wants only errors. It has no time limit.
 
     The very first launch waits for the controller's machine.
     """
@@ -58,7 +58,8 @@ def typed(words: Sequence[str], directory: str = ".") -> str:
 
 
 def _run(argv: Sequence[str], within: float | None, shown_in: Path | None = None) -> Ran:
-    directory, show = (str(shown_in), _show) if shown_in else (None, None)
+    directory = str(shown_in) if shown_in else None
+    show = _show if shown_in and not trace.quiet() else None
     try:
         outcome = asyncio.run(child.run(argv, b"", within, directory, show))
     except OSError as error:

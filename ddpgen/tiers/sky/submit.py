@@ -5,17 +5,20 @@ Owns the conditions for spending money on machines. Shows SkyPilot's refusal unc
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddpgen.driver import trace
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import snapshot
 from ddpgen.monitor.record import Launched
-from ddpgen.programs import say
 from ddpgen.tiers.sky import bucket, follow, jobs, skypilot, store
 from ddpgen.tiers.sky.fields import SkyJob
+
+_log = logging.getLogger(__name__)
 
 
 def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
@@ -30,15 +33,18 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     _check_bucket(job)
     copy = snapshot.take(bundle)
     words = jobs.launch(job.name, job.secrets, arguments)
-    say(f"+ {skypilot.typed(words, str(copy))}")
+    _log.info(f"+ {skypilot.typed(words, str(copy))}")
     queue = skypilot.typed(["jobs", "queue"])
     try:
         answer = skypilot.show(words, copy)
     except KeyboardInterrupt:
-        say(f"whether it was launched all the same, {queue} tells")
+        _log.error(f"whether it was launched all the same, {queue} tells")
         raise
     number = jobs.submitted(answer.said)
-    if number is None:  # SkyPilot refused, or its server went away and may launch it still
+    if number is None:
+        if trace.quiet():
+            _log.error(answer.said.rstrip("\n"))
+        # SkyPilot refused, or its server went away and may launch it still
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,12 +23,13 @@ from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.report import JobStatus, Report
-from ddpgen.programs import become, say
+from ddpgen.programs import become
 from ddpgen.tiers.slurm import jobs as slurm_jobs
 from ddpgen.tiers.slurm.fields import SlurmJob
 from ddpgen.tiers.slurm.jobs import QueuedJob
 from ddpgen.tiers.slurm.place import reach
 
+_log = logging.getLogger(__name__)
 _MOST_TASKS = 8  # status reads the directories of so many tasks of an array
 
 
@@ -122,7 +124,7 @@ def logs(following: Following, lines: int, follow: bool) -> int:
         if not file:
             raise DdpgenError(asked.unknown)
         if isinstance(asked.place, Login):
-            say(f"{asked.place.shown(file)}:")
+            _log.info(f"{asked.place.shown(file)}:")
             code = asked.place.tail(file, lines, follow)
             if code == SSH_FAILED:
                 raise TargetUnavailableError(f"{asked.place.name}: ssh has failed")
@@ -185,7 +187,8 @@ def _look(asked: Asked) -> tuple[JobState, list[QueuedJob]]:
 
 
 def _read(asked: Asked, task: str = "") -> JobState:
-    return state.read(asked.place.facts(scripts.look(asked.directory(task))))
+    directory = asked.directory(task)
+    return state.read(asked.place.facts(scripts.look(directory), f"read {directory}"))
 
 
 def _find(asked: Asked, number: str) -> list[QueuedJob]:
@@ -219,7 +222,7 @@ def _runs(found: JobState, seen: Sequence[QueuedJob]) -> bool | None:
 
 def _ask_to_stop(asked: Asked, directory: str, job: QueuedJob) -> str:
     try:
-        asked.place.facts(scripts.stop(directory))
+        asked.place.facts(scripts.stop(directory), f"ask for a stop in {directory}")
     except TargetUnavailableError as error:
         raise TargetUnavailableError(
             f"{error}; job {job.id} runs: create the file stop in its checkpoint directory where that "

@@ -5,6 +5,7 @@ Owns sbatch's command line beyond the directives of the script. Shows sbatch's r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.monitor import scripts, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
-from ddpgen.programs import say
 from ddpgen.tiers.slurm import directives, jobs
 from ddpgen.tiers.slurm.fields import SlurmJob
 from ddpgen.tiers.slurm.place import reach
 
+_log = logging.getLogger(__name__)
 _SCRIPT = "slurm.sbatch"
 _LOGS = "logs"
 # A busy controller makes sbatch wait, and sbatch retries by itself.
@@ -54,8 +55,8 @@ def _bring(place: Place, copy: Path) -> str:
     """Put the copy and a directory for logs on sbatch's machine, and return the copy's path there."""
     directory, logs = f"{place.beside}/{snapshot.PLACE}/{copy.name}", f"{place.beside}/{_LOGS}"
     if isinstance(place, Login):
-        place.facts(scripts.receive(directory, logs))
-        say(f"sending {copy.name} to {place.shown(directory)}")
+        place.facts(scripts.receive(directory, logs), f"make {directory} and {logs}")
+        _log.info(f"sending {copy.name} to {place.shown(directory)}")
         place.send(copy, directory)
         return directory
     try:
@@ -81,7 +82,8 @@ def _measured_warning(place: Place, job: SlurmJob) -> int | None:
     """
     if job.array or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
         return None
-    found = state.read(place.facts(scripts.look(place.checkpoints(job))))
+    directory = place.checkpoints(job)
+    found = state.read(place.facts(scripts.look(directory), f"read {directory}"))
     if found.longest_step_s is None or found.write_s is None:
         return None
     measured = replace(job, step_time=found.longest_step_s, write_time=found.write_s)
@@ -91,9 +93,10 @@ def _measured_warning(place: Place, job: SlurmJob) -> int | None:
 
 def _sbatch(place: Place, argv: list[str], directory: str) -> Ran:
     """Run sbatch and show its output without the job's id. Raise TargetUnavailableError."""
-    say(f"+ {place.typed(argv, directory)}")
+    _log.info(f"+ {place.typed(argv, directory)}")
     answer = place.run(argv, directory, _SUBMIT_S)
     shown = "".join(line for line in answer.said.splitlines(True) if not jobs.submitted(line))
     if shown.strip():
-        say(shown.rstrip("\n"))
+        failed = answer.code != 0 or not (jobs.submitted(answer.said) or "--test-only" in argv)
+        _log.log(logging.ERROR if failed else logging.INFO, shown.rstrip("\n"))
     return answer

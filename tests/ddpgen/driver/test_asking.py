@@ -16,7 +16,7 @@ import pytest
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.record import Following
 from ddpgen.tiers.hosts import follow
-from tests.ddpgen.conftest import GPT, Run, progress
+from tests.ddpgen.conftest import GPT, Run, ddpgen, progress
 from tests.ddpgen.driver.conftest import Stage, rest, until
 
 Make = Callable[..., Stage]
@@ -347,3 +347,38 @@ def test_fetch_brings_the_figures_of_a_probe(stage: Make) -> None:
     (there(ours, "lap") / "probe.json").write_text("{}")
     code, output = ours.play("--fetch")
     assert (code, names(ours.checkpoints)) == (0, ["probe.json"]), output
+
+
+def test_verbose_shows_each_ssh_of_run_sh_and_its_end(stage: Make, tmp_path: Path) -> None:
+    ours = stage("desk", "lap")
+    ours.door("lap", "refused")
+    (tmp_path / "job.yaml").write_text(f"{GPT}targets: {{hosts: {{hosts: [desk, lap]}}}}\n")
+
+    def asked(*options: str) -> str:
+        words = ("status", "job.yaml", "--target=hosts", "-o", str(ours.bundle), *options)
+        done = ddpgen(*words, cwd=tmp_path, **ours.environment())
+        assert done.returncode == 1
+        assert done.stdout.startswith("host ")
+        assert "\nddpgen: lap: ssh: connect" in f"\n{done.stderr}"
+        return done.stderr
+
+    lines = asked("-v").splitlines()
+    (start,) = [line for line in lines if line.endswith(" desk 'bash -s'")]
+    number, _, command = start.removeprefix("ddpgen: debug: ").partition(" + ")
+    assert "fake_ssh.py -T -o BatchMode=yes" in command
+    assert any(line.startswith(f"ddpgen: debug: {number} exit code 0 after ") for line in lines)
+    assert "debug" not in asked()
+    assert len(asked("-q").splitlines()) == 1
+
+
+def test_quiet_shows_the_reasons_of_a_launch_that_fails_and_no_progress(stage: Make) -> None:
+    ours = stage("desk", "lap")
+    ours.door("lap", "refused")
+    code, said = ours.play(env={"DDPGEN_LOG": "ERROR"})
+    assert code == 69
+    assert (
+        re.sub("lap: ssh.*", "lap: ssh", said) == "ddpgen: lap: ssh\nddpgen: nothing was started\n"
+    )
+    ours.door("lap", "open")
+    code, said = ours.play(env={"DDPGEN_LOG": "ERROR"})
+    assert (code, [line for line in said.splitlines() if line.startswith("ddpgen")]) == (0, [])

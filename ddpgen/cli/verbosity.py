@@ -1,0 +1,108 @@
+"""-v and -q, before and after a command's name: the messages that stderr shows, and those that a bug's report keeps.
+
+Every module logs under its own name. WARNING is for doubts about a spec, INFO for progress and hints, DEBUG for programs
+that are run, files, and decisions. Errors are exceptions: cli.run() prints them at every level.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from typing import Any
+
+import click
+
+VARIABLE = "DDPGEN_LOG"  # tells hosts/run.sh the level; driver/trace.py has the name, too
+_KEPT = 1000  # lines; `status --watch` runs for days
+
+
+class Messages(logging.Handler):
+    """Prints messages to stderr from `shown` upwards, and keeps the last ones of every level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = logging.INFO
+        self._last: deque[str] = deque(maxlen=_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message. Raise OSError if stderr cannot be written, as for any other output."""
+        text = record.getMessage()
+        if record.levelno == logging.DEBUG:
+            text = f"debug: {text}"
+        self._last.append(text)
+        if record.levelno >= self.shown:
+            click.echo(without_secrets(text) if self.shown == logging.DEBUG else text, err=True)
+
+    def log(self) -> str:
+        """Return the messages so far as lines, secrets included."""
+        return "".join(f"{text}\n" for text in self._last)
+
+
+def begin() -> Messages:
+    """Show messages at the level that holds without an option, and return their handler."""
+    os.environ.pop(VARIABLE, None)
+    ours = logging.getLogger("ddpgen")
+    ours.handlers = [Messages()]
+    ours.propagate = False  # a library's own set-up of logging must not show them twice
+    ours.setLevel(logging.DEBUG)
+    return messages()
+
+
+def messages() -> Messages:
+    """Return the handler of this command."""
+    (handler,) = logging.getLogger("ddpgen").handlers
+    assert isinstance(handler, Messages)
+    return handler
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with $NAME for the value of each environment variable that is a secret."""
+    from ddpgen.spec import secrets
+
+    for name, value in os.environ.items():
+        if len(value) >= secrets.SHORTEST and secrets.is_secret(name, value):
+            text = text.replace(value, f"${name}")
+    return secrets.FORMS.sub("***", text)
+
+
+def _show_from(level: int) -> Any:
+    """Return the callback of an option that shows messages from `level` upwards."""
+
+    def chosen(context: click.Context, option: click.Parameter, given: bool) -> None:
+        if not given:
+            return
+        handler = messages()
+        if handler.shown not in (logging.INFO, level):
+            raise click.UsageError("give -v or -q, not both.", context)
+        handler.shown = level
+        os.environ[VARIABLE] = logging.getLevelName(level)
+
+    return chosen
+
+
+def _options() -> list[click.Parameter]:
+    always = {"is_flag": True, "expose_value": False, "is_eager": True}
+    return [
+        click.Option(
+            ["-v", "--verbose"], callback=_show_from(logging.DEBUG), **always,
+            help="Also show the programs that are run, files and decisions.",
+        ),
+        click.Option(
+            ["-q", "--quiet"], callback=_show_from(logging.ERROR), **always,
+            help="Show only errors and the result.",
+        ),
+    ]  # fmt: skip
+
+
+class Commands(click.Group):
+    """A group that takes -v and -q, as does each of its commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.params += _options()
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with the two options behind its own."""
+        cmd.params += _options()
+        super().add_command(cmd, name)

@@ -1,0 +1,43 @@
+"""The log of the programs that are run: the command line at the start; exit code and seconds at the end.
+
+Owns the form of both lines. Knows nothing of who shows them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+
+VARIABLE = "DDPGEN_LOG"  # DEBUG or ERROR, as -v and -q of ddpgen set it for the driver
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+
+
+def quiet() -> bool:
+    """True if only errors are to be shown."""
+    return os.environ.get(VARIABLE) == "ERROR"
+
+
+def begin(
+    argv: Sequence[str], where: str | os.PathLike[str] | None = None, line: str = ""
+) -> Callable[[int], None]:
+    """Log the start of a program, and return the function that logs its end with the exit code.
+
+    `where`: its working directory, if it has one of its own. `line`: the command for a user, if they type another one than `argv`.
+    """
+    number, began = next(_numbers), time.monotonic()
+    line = line or shlex.join(argv)
+    if where is not None:
+        line = f"(cd {shlex.quote(os.fspath(where))} && {line})"
+    _log.debug(f"[{number}] + {line}")
+
+    def end(code: int) -> None:
+        how = f"exit code {code}" if code >= 0 else f"ended by signal {-code}"
+        _log.debug(f"[{number}] {how} after {time.monotonic() - began:.2f} s")
+
+    return end
