@@ -6,7 +6,7 @@ Owns the exit codes, and the decisions that all tiers share. Reads no file and n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,16 +17,8 @@ GO_ON, ANEW, AGAIN = "to resume", "to start over", "to start it again"
 # The kinds of end. The first three are final statuses.
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 NOT_BEGUN, KILLED, CRASHED, TAKEN = "not begun", "killed", "crashed", "taken over"
-# The exit codes of a launch by a user. The tiers with a scheduler have their own.
-CODES: Mapping[str, int] = {
-    DONE: 0,
-    STOPPED: EXIT_STOPPED,
-    NOT_BEGUN: EXIT_STOPPED,
-    FAILED: EXIT_FAILED,
-    KILLED: EXIT_FAILED,
-    CRASHED: EXIT_FAILED,
-    TAKEN: EXIT_FAILED,
-}
+# The exit codes of a launch by a user; for the other kinds EXIT_FAILED. Tiers with a scheduler have their own.
+CODES = {DONE: 0, STOPPED: EXIT_STOPPED, NOT_BEGUN: EXIT_STOPPED}
 _NOT_BEGUN = "stopped before the training began"
 
 
@@ -137,13 +129,14 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     starts_again = (f"{end.next}: {again}",) if again and end.next else ()
     if kind == NOT_BEGUN:
         return not_begun(again)
-    if kind == DONE:
-        return ExitReport(CODES[kind], ("; ".join(filter(None, (line, results))),))
+    if kind == DONE and results:
+        line = f"{line}; {results}"
     if kind in (STOPPED, KILLED):
         line = "; ".join((line, *starts_again))
     lines = (line, *starts_again) if kind == CRASHED else (line,)
     why = reason if kind in (FAILED, KILLED, CRASHED) else ""
-    return ExitReport(CODES[kind], lines, why, crashed=kind in (KILLED, CRASHED))
+    code = CODES.get(kind, EXIT_FAILED)
+    return ExitReport(code, lines, why, crashed=kind in (KILLED, CRASHED))
 
 
 def word_of(code: int) -> str:

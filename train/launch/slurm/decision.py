@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
-from train.launch.decision import CODES, DONE, FAILED, GO_ON, STOPPED, final
+from train.launch.decision import DONE, FAILED, GO_ON, STOPPED, final
 from train.launch.slurm.job import State
 from train.run.status import Status
 
@@ -195,13 +195,13 @@ def _by_status(end: StartEnd, again: str = "") -> Finish | Requeue | None:
         return None
     line = final(status)
     if status.word == DONE and end.code == 0:
-        return Finish(CODES[DONE], line)
+        return Finish(0, line)
     if status.word == FAILED:
-        return Finish(CODES[FAILED], line)
+        return Finish(EXIT_FAILED, line)
     if status.word == STOPPED and end.asked and end.stop != "user":
-        return Requeue(line, CODES[STOPPED])
+        return Requeue(line, EXIT_STOPPED)
     if status.word == STOPPED:
-        return Finish(CODES[STOPPED], f"{line}; {again}")
+        return Finish(EXIT_STOPPED, f"{line}; {again}")
     return None
 
 
