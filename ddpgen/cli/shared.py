@@ -26,15 +26,62 @@ _log = logging.getLogger(__name__)
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+# The commands as `ddpgen --help` lists them.
+GROUPS = {
+    "Write": {
+        "init": "Write a commented spec to start from.",
+        "adopt": "Turn a launch script that you have into a spec.",
+        "lock": "Write the exact packages of a job to a file.",
+        "schema": "Print the JSON Schema of a spec, for editors.",
+    },
+    "Check": {
+        "validate": "Report every error of a spec.",
+        "plan": "Show nodes, ranks, micro-batches and the command.",
+        "explain": "Show cause, proof and remedy of a preflight finding.",
+    },
+    "Launch": {
+        "render": "Write the bundle that launches a job.",
+        "launch": "Render a job, and start or submit it.",
+    },
+    "Follow": {
+        "status": "Show step, loss, speed, time left and newest checkpoint.",
+        "logs": "Show the end of a job's output.",
+        "stop": "Ask a job for a clean stop.",
+        "doctor": "Name the rank that the others wait for.",
+    },
+    "Measure": {
+        "predict": "Estimate the cost of a step before you run it.",
+        "probe": "Measure network and collectives by the job's own launch.",
+        "bench": "Run a job at several shapes, and compare the speed.",
+        "report": "Write a run as one page: curves, ranks, starts.",
+    },
+    "Prove": {
+        "verify": "Compute some steps of a run again, and compare.",
+        "reproduce": "Compute a run again from its first step, and compare.",
+        "diff": "Name the step and the cause at which two runs part.",
+    },
+    "Shell": {"completion": "Print the completion script of a shell."},
+}
 
-@click.group(cls=Commands, context_settings=_HELP)
+
+class Grouped(Commands):
+    """A group whose help lists the commands by what a user wants to do."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each of GROUPS."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<10}", does) for name, does in commands.items()])
+
+
+@click.group(cls=Grouped, context_settings=_HELP)
 @click.version_option(__version__, prog_name="ddpgen", message="%(prog)s %(version)s")
 def cli() -> None:
     """One YAML job spec in, launch artefacts for every tier out.
 
     \b
     Example:
-      ddpgen init -o job.yaml && ddpgen launch job.yaml --target local
+      ddpgen init --yes && ddpgen launch job.yaml --target local
     """
 
 

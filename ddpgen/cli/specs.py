@@ -35,15 +35,17 @@ _log = logging.getLogger(__name__)
 )
 @click.option("--procs", type=click.IntRange(1, 1024), help="Processes on this machine.")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps to train.")
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing: take the default of each question.")
 @click.option(
     "-o", "--output", default="job.yaml", show_default=True, metavar="FILE",
     type=click.Path(path_type=Path), help="The file to write; never one that exists.",
 )  # fmt: skip
-def init(output: Path, script: Path | None, **answers: Any) -> None:
+def init(output: Path, script: Path | None, yes: bool, **answers: Any) -> None:
     """Write a commented spec that validates; asks on a terminal for what no flag gives.
 
     \b
     Example:
+      ddpgen init --yes
       ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
       ddpgen init --script nanoGPT/train.py -o nanogpt.yaml
     """
@@ -55,7 +57,7 @@ def init(output: Path, script: Path | None, **answers: Any) -> None:
         return
     for question in scaffold.QUESTIONS:
         if answers[question.name] is None:
-            answers[question.name] = _answer(question)
+            answers[question.name] = question.default if yes else _answer(question)
     scaffold.write(output, **answers)
     click.echo(output)
     if missing := scaffold.to_create(output, str(answers["workload"])):

@@ -19,6 +19,7 @@ import yaml
 
 from ddpgen import __version__, errors, job, programs
 from ddpgen.cli import cli
+from ddpgen.cli.shared import GROUPS
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 
 Spec = Callable[..., Path]
@@ -108,6 +109,19 @@ def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> Non
     done = ddpgen("doctor", "empty", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'empty'} is no checkpoint directory")
+
+
+def test_the_help_lists_each_command_once_in_a_group_and_cuts_no_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(cli.commands)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = [" ".join(line.split()) for line in lines]
+    assert all(
+        f"{name} {does}" in shown for group in GROUPS.values() for name, does in group.items()
+    )
 
 
 def test_version(run: Run) -> None:
@@ -304,6 +318,13 @@ def test_init_says_which_file_is_still_to_be_written(run: Run, tmp_path: Path) -
     )
     (tmp_path / "mine.py").write_text("")
     assert run("validate", "job.yaml").code == 0
+
+
+def test_init_asks_nothing_with_yes(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    assert run("init", "--yes", "--steps", "7", "-o", str(file)).code == 0
+    written = yaml.safe_load(file.read_text())
+    assert (written["name"], written["train"]["steps"]) == ("my-job", 7)
 
 
 def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
