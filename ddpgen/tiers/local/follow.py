@@ -30,8 +30,13 @@ def status(following: Following | Path) -> JobStatus:
     """Return the status of the job in a checkpoint directory. Raise TargetUnavailableError."""
     directory = _directory(following)
     found = look(directory)
-    report = Report(places.short(str(directory)), found, lock_lives(found.lock))
-    return JobStatus([report, *_elsewhere(found)], report.over)
+    return status_of(places.short(str(directory)), found, lock_lives(found.lock))
+
+
+def status_of(place: str, found: JobState, lives: bool | None) -> JobStatus:
+    """Return the status of the job in the directory `place`. `lives`: the answer of lock_lives."""
+    report = Report(place, found, lives)
+    return JobStatus([report, *_elsewhere(found, lives)], report.over)
 
 
 def asking(
@@ -45,15 +50,23 @@ def stop(following: Following | Path, now: bool) -> Iterator[str]:
     """Ask for a clean stop, unless no process is left to stop. Raise TargetUnavailableError."""
     directory = _directory(following)
     found, shown = look(directory), places.short(str(directory))
+    lives = lock_lives(found.lock)
+    if nothing := nothing_to_stop(shown, found, lives):
+        yield nothing
+        return
+    Place("").facts(scripts.stop(str(directory)), f"ask for a stop in {shown}")
+    yield "asked for a clean stop"
+    yield from _elsewhere(found, lives)
+
+
+def nothing_to_stop(place: str, found: JobState, lives: bool | None) -> str:
+    """Return why nothing in the directory `place` can be asked to stop; "" if something can."""
     if found.there != "yes" or found.lock is None:
-        yield f"nothing to stop: no job has begun in {shown}"
-    elif lock_lives(found.lock) is False:
-        ended = Report(shown, found, runs=False).facts()["state"]
-        yield f"nothing to stop: nothing runs in {shown}: {ended}"
-    else:
-        Place("").facts(scripts.stop(str(directory)), f"ask for a stop in {shown}")
-        yield "asked for a clean stop"
-        yield from _elsewhere(found)
+        return f"nothing to stop: no job has begun in {place}"
+    if lives is False:
+        ended = Report(place, found, runs=False).facts()["state"]
+        return f"nothing to stop: nothing runs in {place}: {ended}"
+    return ""
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
@@ -102,8 +115,8 @@ def look(directory: Path) -> JobState:
     return state.read(Place("").facts(scripts.look(str(directory)), purpose))
 
 
-def _elsewhere(found: JobState) -> Iterator[str]:
-    if found.lock is not None and lock_lives(found.lock) is None and found.word == "running":
+def _elsewhere(found: JobState, lives: bool | None) -> Iterator[str]:
+    if found.lock is not None and lives is None and found.word == "running":
         yield f"it was started on {found.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
 
 

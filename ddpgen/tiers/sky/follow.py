@@ -18,7 +18,7 @@ from ddpgen.driver import state
 from ddpgen.driver.state import JobState
 from ddpgen.driver.wording import ago, table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor.places import Place
+from ddpgen.monitor.places import Place, Ran
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
@@ -77,7 +77,11 @@ class There(NamedTuple):
 
 def status(following: Following) -> JobStatus:
     """Return the status of the job. Raise TargetUnavailableError."""
-    seen, there = _look(following), _there(following)
+    return status_of(_look(following), _there(following))
+
+
+def status_of(seen: Seen, there: There) -> JobStatus:
+    """Return the status of a job. Raise TargetUnavailableError if neither SkyPilot nor the bucket tells it."""
     if seen.trouble and (there.closed or not there.url):
         raise TargetUnavailableError("\n".join(filter(None, [seen.why, there.closed])))
     said: list[str | Report] = [*(table(sky_jobs.table(seen.jobs)) if seen.jobs else [seen.why])]
@@ -108,7 +112,10 @@ def stop(following: Following, now: bool) -> Iterator[str]:
     """
     seen = _look(following)
     if not seen.live:
-        yield from _stop_in_bucket(following, seen, now)
+        asked, told = stop_in_bucket(seen, _there(following), now)
+        if asked:
+            _ask_to_stop(following)
+        yield from told
     running = []
     for each in seen.live:
         if each.ending:
@@ -163,6 +170,11 @@ def find(name: str, launched: str = "") -> Seen:
         answer = skypilot.ask(sky_jobs.queue())
     except TargetUnavailableError as error:
         return Seen((), str(error), trouble=True)
+    return chosen(answer, name, launched)
+
+
+def chosen(answer: Ran, name: str, launched: str) -> Seen:
+    """Return our jobs in SkyPilot's answer to jobs.queue(). The arguments are those of find()."""
     if sky_jobs.nothing_up(answer.said):
         refresh = skypilot.typed(["jobs", "queue", "--refresh"])
         down = "SkyPilot's controller of jobs is not up, so none of its jobs runs"
@@ -197,10 +209,13 @@ def _there(following: Following) -> There:
     return There(at.url, state.read(facts), None if age is None else float(age))
 
 
-def _stop_in_bucket(following: Following, seen: Seen, now: bool) -> Iterator[str]:
-    """Stop a job that SkyPilot does not know as live, if the bucket shows that it runs or may come back."""
+def stop_in_bucket(seen: Seen, there: There, now: bool) -> tuple[bool, list[str]]:
+    """Return whether to ask for a stop through the bucket, and the lines that tell the outcome.
+
+    SkyPilot knows of no live job, so the bucket decides: it may show that the job runs or may come back.
+    Raises TargetUnavailableError.
+    """
     known = ", ".join(f"{each.id} ({each.words})" for each in seen.jobs) or seen.why
-    there = _there(following)
     if there.closed and not seen.jobs:
         told = [known, there.closed, f"for a clean stop, if it runs, {_by_hand(there.url)}"]
         raise TargetUnavailableError("\n".join(told))
@@ -208,17 +223,14 @@ def _stop_in_bucket(following: Following, seen: Seen, now: bool) -> Iterator[str
         if seen.trouble:
             nothing = "nothing runs that could be asked; what waits only SkyPilot can cancel"
             raise TargetUnavailableError(f"{known}\n{nothing}")
-        yield f"nothing to stop: {known}"
-        return
+        return False, [f"nothing to stop: {known}"]
     if now:
         raise TargetUnavailableError(
             f"{known}\n{there.url}: it may run there, and --now cannot cancel what this SkyPilot does not "
             "know; ddpgen stop without it asks for a clean stop"
         )
-    _ask_to_stop(following)
     later = "asked for a clean stop: should it come back, it ends at once"
-    yield known
-    yield f"{there.url}: {_SOON if there.lives else later}"
+    return True, [known, f"{there.url}: {_SOON if there.lives else later}"]
 
 
 def _cancel(job: Managed) -> Iterator[str]:

@@ -11,7 +11,7 @@ import functools
 import glob
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpgen.driver import state
@@ -70,17 +70,30 @@ def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
 
 def _status(asked: Asked) -> JobStatus:
     found, seen = _look(asked)
-    said: list[str | Report] = [*(table(slurm_jobs.table(seen)) if seen else [asked.unknown])]
+    states = {task: _read(asked, task) for task in tasks(seen)} if asked.job.array else {"": found}
+    shown = {asked.place.shown(asked.directory(task)): states[task] for task in states}
+    log = asked.launched.log if asked.launched is not None else ""
+    return status_of(seen, shown, asked.unknown, asked.place.shown(log) if log else "")
+
+
+def tasks(seen: Sequence[QueuedJob]) -> list[str]:
+    """Return the tasks of an array whose directories `status` reads, live ones first."""
     live_first = sorted(seen, key=lambda job: job.over)
-    tasks = list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
-    reports = [
-        Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
-        for task in (tasks if asked.job.array else [""])
-        for there in [_read(asked, task) if task else found]
-    ]
+    return list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
+
+
+def status_of(
+    seen: Sequence[QueuedJob], states: Mapping[str, JobState], unknown: str, log: str
+) -> JobStatus:
+    """Return the status of a job, from Slurm's jobs and the state in each checkpoint directory.
+
+    `unknown`: the message if Slurm has no such job. `log`: the path of the job's output; "" if it is not known.
+    """
+    said: list[str | Report] = [*(table(slurm_jobs.table(seen)) if seen else [unknown])]
+    reports = [Report(place, found, _runs(found, seen)) for place, found in states.items()]
     said += reports
-    if asked.launched is not None and asked.launched.log:
-        said.append(f"log: {asked.place.shown(asked.launched.log)}")
+    if log:
+        said.append(f"log: {log}")
     said += [
         f"Slurm calls job {each.id} {each.state!r}, which this version of ddpgen does not know; ask Slurm: squeue "
         f"--job={each.id}"
