@@ -1,13 +1,13 @@
 """launch, status, logs and stop of a job that SkyPilot manages; its program and the bucket are fakes.
 
-What the fake answers was taken from SkyPilot 0.14.1.
+The answers of the fake were taken from SkyPilot 0.14.1. test_monitor_states.py has the states themselves.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from ddpgen.cli.shared import find_run
-from ddpgen.tiers import commands
 from ddpgen.tiers.sky import bucket, jobs, store
+from tests.ddpgen.answers import answer, managed
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
 
@@ -32,50 +31,17 @@ LAUNCHED = """\
 0
 YAML to run: sky.yaml
 \x1b[33mLaunching managed job 'gpt'...\x1b[0m
-
-📋 Useful Commands
 Managed Job ID: 7
 ├── To cancel the job:\t\t\x1b[1msky jobs cancel 7\x1b[0m
-├── To stream job logs:\t\t\x1b[1msky jobs logs 7\x1b[0m
-├── To stream controller logs:\t\x1b[1msky jobs logs --controller 7\x1b[0m
-└── To view all managed jobs:\t\x1b[1msky jobs queue\x1b[0m
 """
-SERVER_STARTS = (
-    "\x1b[2mFailed to connect to SkyPilot API server at http://127.0.0.1:46580. Starting a local "
-    "server.\x1b[0m\n\x1b[0m\x1b[32m✓ SkyPilot API server started. \x1b[0m\x1b[0m\n"
-)
-DOWN = (
-    "sky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server at "
-    "http://127.0.0.1:9. Please ensure that the server is running."
-)
-NO_CONTROLLER = "sky.exceptions.ClusterNotUpError: No in-progress managed jobs."
+DOWN = "1\nsky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server\n"
+NO_CONTROLLER = "1\nsky.exceptions.ClusterNotUpError: No in-progress managed jobs.\n"
 QUEUE = ["jobs", "queue", "--verbose", "--limit=300", "--output=json"]
 CANCEL = ["jobs", "cancel", "--yes"]
-BY_HAND = "create the object s3://ours/gpt/stop with the cloud's own tool (docs/sky.md)"
-INSTALL = (
-    "python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]==0.14.*', then "
-    "DDPGEN_SKY=~/skypilot/bin/sky, or have it on PATH"
-)
-NOT_SHOWN = "SkyPilot does not show job 7 any more"
-CONTROLLER_DOWN = (
-    "SkyPilot's controller of jobs is not up, so none of its jobs runs; how the last ones ended: sky jobs "
-    "queue --refresh"
-)
+BY_HAND = "create the object s3://ours/gpt/stop with the cloud's own tool"
 NOT_READ = "s3://ours/gpt: not looked at: that takes pip install s3fs"
-CODES = (
-    "Job exited with exit code{} (user program failure). To see the details, run: sky jobs logs 7"
-)
 
 Spec = Callable[..., Path]
-
-
-def row(number: int, status: str, **more: Any) -> dict[str, Any]:
-    """What `sky jobs queue --verbose --output json` tells of a job, as far as it is read."""
-    return {
-        "job_id": number, "task_id": 0, "job_name": "gpt", "job_duration": 0.0, "status": status,
-        "resources": "1x[CPU:1]", "cluster_resources": "-", "infra": "-", "recovery_count": 0,
-        "details": None, "failure_reason": None, "submitted_at": 1795298075.585699, **more,
-    }  # fmt: skip
 
 
 class Sky(Programs):
@@ -87,9 +53,9 @@ class Sky(Programs):
         self.answers("launch", LAUNCHED)
         self.has()
 
-    def has(self, *rows: dict[str, Any], before: str = "") -> None:
+    def has(self, *rows: dict[str, Any]) -> None:
         """These jobs are known."""
-        self.answers("queue", f"0\n{before}{json.dumps(rows, indent=2)}\n")
+        self.answers("queue", answer(*rows))
 
     def asked(self, what: str) -> list[list[str]]:
         return [call for call in self.calls("sky") if call[1:2] == [what]]
@@ -100,11 +66,9 @@ class Objects:
 
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
-        self.opened: list[tuple[str, dict[str, Any]]] = []
         self.fault: Exception | None = None
 
     def url_to_fs(self, url: str, **options: Any) -> tuple[Objects, str]:
-        self.opened.append((url, options))
         return self, url.partition("://")[2]
 
     def ls(self, path: str, detail: bool) -> list[str]:
@@ -129,8 +93,8 @@ class Objects:
             raise self.fault
         self.held[path] = content
 
-    def began(self, place: str, status: str) -> None:
-        """What a training has left there."""
+    def began(self, status: str, ago_s: float = 20, place: str = "ours/gpt") -> None:
+        """A training has left this there, and rank 0 has renewed its time stamp so long ago."""
         self.held[f"{place}/status"] = f"{status}\n".encode()
         for step in (50, 100):
             self.held[f"{place}/step-{step:09}/checkpoint.json"] = b"{}"
@@ -141,6 +105,7 @@ class Objects:
             for step in range(101, 121)
         ]  # fmt: skip
         self.held[f"{place}/progress.json"] = progress(steps, last_step=400).encode()
+        self.held[f"{place}/owner.json"] = json.dumps({"time": time.time() - ago_s}).encode()
 
 
 @pytest.fixture
@@ -181,35 +146,22 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
     assert sky.calls("sky") == [["--version"], QUEUE, words]
     assert (sky.state / "launch.cwd").read_text() == f"{copy}\n"
     assert (copy / "sky.yaml").read_bytes() == (tmp_path / "build/gpt/sky.yaml").read_bytes()
-    said = outcome.err.splitlines()
-    assert said[1:4] == [
-        (
-            f"+ (cd build/.submitted/{copy.name} && sky jobs launch --yes --detach-run --name=gpt "
-            "'--env=DDPGEN_ARGS=--steps=5 --preflight' sky.yaml)"
-        ),
-        "YAML to run: sky.yaml",
-        "\x1b[33mLaunching managed job 'gpt'...\x1b[0m",
+    assert "\x1b[33mLaunching managed job 'gpt'...\x1b[0m\n" in outcome.err
+    assert f"+ (cd build/.submitted/{copy.name} && sky jobs launch " in outcome.err
+    job = tmp_path / "job.yaml"
+    assert outcome.err.splitlines()[-3:] == [
+        f"next: ddpgen {command} {job}" for command in ("status", "logs --follow", "stop")
     ]
-    assert said[-3:] == [
-        f"next: ddpgen {command} {tmp_path / 'job.yaml'}"
-        for command in ("status", "logs --follow", "stop")
-    ]
-    assert remembered(tmp_path, "sky") == {
-        "tier": "sky",
-        "job": "7",
-        "cluster": "",
-        "log": "",
-        "login": "",
-    }
+    known = {"tier": "sky", "job": "7", "cluster": "", "log": "", "login": ""}
+    assert remembered(tmp_path, "sky") == known
 
 
-@pytest.mark.parametrize("pattern", ["build/", "*.sh", "*.yaml", "train/"])
 def test_a_gitignore_around_it_takes_nothing_out_of_what_is_sent(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path, pattern: str
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path
 ) -> None:
     """SkyPilot asks git what to leave out of the working directory, unless there is a .skyignore."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=60)
-    (tmp_path / ".gitignore").write_text(f"{pattern}\n")
+    (tmp_path / ".gitignore").write_text("build/\n*.sh\n*.yaml\ntrain/\n")
     assert run("launch", spec(SKY), "--target", "sky").code == 0
     there = Path((sky.state / "launch.cwd").read_text().strip())
     kept = (there / ".skyignore").read_text()
@@ -224,9 +176,7 @@ def test_secrets_are_named_and_their_values_stay_where_they_are(
     monkeypatch.setenv("HF_TOKEN", "")
     outcome = run("launch", spec(SECRET), "--target", "sky")
     assert outcome.code == 69
-    assert outcome.err.splitlines()[1:] == [
-        "HF_TOKEN is not in your environment; export it, or take it out of targets.sky.secrets"
-    ]
+    assert [line.split()[0] for line in outcome.err.splitlines()[1:]] == ["HF_TOKEN"]
     assert sky.calls("sky") == []
     monkeypatch.setenv("HF_TOKEN", "hush")
     again = run("launch", "job.yaml", "--target", "sky")
@@ -239,18 +189,14 @@ def test_secrets_are_named_and_their_values_stay_where_they_are(
     assert not [path for path in written if b"hush" in path.read_bytes()]
 
 
-@pytest.mark.parametrize("argument", ["a b", "", "--note=a\tb", "x\n"])
 def test_arguments_that_would_fall_apart_on_the_way_are_refused(
-    run: Run, spec: Spec, sky: Sky, argument: str
+    run: Run, spec: Spec, sky: Sky
 ) -> None:
-    outcome = run("launch", spec(SKY), "--target", "sky", "--", "--steps=5", argument)
+    apart = ["a b", "", "--note=a\tb", "x\n"]
+    outcome = run("launch", spec(SKY), "--target", "sky", "--", "--steps=5", *apart)
     assert outcome.code == 69
-    assert outcome.err.splitlines()[1:] == [
-        (
-            f"{argument!r} cannot be handed to the machines: one word without spaces each; write it into "
-            "the spec"
-        )
-    ]
+    refused = [line.partition(" cannot be handed")[0] for line in outcome.err.splitlines()[1:]]
+    assert refused == [repr(argument) for argument in apart]
     assert sky.calls("sky") == []
 
 
@@ -260,11 +206,12 @@ def test_without_skypilot_the_remedy_is_named(
     spec(SKY)
     (sky.bin / "sky").unlink()
     monkeypatch.setenv("PATH", str(sky.bin))
-    missing = f"cannot start sky: No such file or directory; {INSTALL}"
-    launch = run("launch", "job.yaml", "--target=sky")
-    assert (launch.code, launch.err.splitlines()[-1]) == (69, missing)
-    assert run("status", "job.yaml") == (69, "", f"{missing}\n{NOT_READ}\n")
-    assert run("logs", "job.yaml") == (69, "", f"{missing}\n")
+    for command in (["launch"], ["status"], ["logs"], ["stop"], ["stop", "--now"]):
+        refused = run(*command, "job.yaml", "--target=sky")
+        assert (refused.code, refused.out) == (69, "")
+        assert "cannot start sky: No such file or directory; python3 -m venv" in refused.err
+        assert (NOT_READ in refused.err) == (command[0] in ("status", "stop"))
+        assert (BY_HAND in refused.err) == (command[0] == "stop")
 
 
 def test_skypilot_in_an_environment_of_its_own_is_named_by_a_variable(
@@ -280,55 +227,44 @@ def test_skypilot_in_an_environment_of_its_own_is_named_by_a_variable(
     assert (outcome.code, outcome.out) == (0, "7\n"), outcome.err
     monkeypatch.setenv("DDPGEN_SKY", "'oops")
     broken = run("launch", "job.yaml", "--target", "sky")
-    told = "DDPGEN_SKY: No closing quotation; write it as for a shell"
-    assert (broken.code, broken.err.splitlines()[-1]) == (69, told)
+    assert broken.code == 69
+    assert "DDPGEN_SKY: No closing quotation" in broken.err
 
 
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        ("0\nskypilot, version 0.13.2\n", "'skypilot, version 0.13.2'"),
-        ("0\nskypilot, version 1.0.0.dev20261101\n", "'skypilot, version 1.0.0.dev20261101'"),
-        ("0\nskypilot, version 0.140.1\n", "'skypilot, version 0.140.1'"),
-        ("0\nsky, version 0.14.1 (a game)\n", "'sky, version 0.14.1 (a game)'"),
-        ("1\nTraceback (most …):\nModuleNotFoundError: no\n", "'ModuleNotFoundError: no'"),
-        ("0\n", "'it said nothing'"),
-    ],
-)
 def test_a_skypilot_that_was_never_tried_is_refused_before_anything_is_paid_for(
-    run: Run, spec: Spec, sky: Sky, answer: str, told: str
+    run: Run, spec: Spec, sky: Sky
 ) -> None:
-    sky.answers("version", answer)
+    sky.answers("version", "0\nskypilot, version 0.13.2\n")
     outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        f"sky --version says {told}, and ddpgen is for SkyPilot 0.14; {INSTALL}",
-    )
+    assert outcome.code == 69
+    assert "'skypilot, version 0.13.2', and ddpgen is for SkyPilot 0.14; " in outcome.err
     assert sky.calls("sky") == [["--version"]]
+    assert jobs.fits("skypilot, version 0.14.3\n")
+    others = ("1.0.0.dev20261101", "0.140.1")
+    strange = [f"skypilot, version {other}" for other in others] + ["sky, version 0.14.1", ""]
+    assert not any(map(jobs.fits, strange))
+    broken = "Traceback (most …):\nModuleNotFoundError: no\n"
+    assert jobs.complaint(broken) == "ModuleNotFoundError: no"
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("queue", "code", "told"),
     [
-        (
-            [row(9, "RECOVERING"), row(8, "FAILED"), row(6, "RUNNING"), row(5, "RUNNING", job_name="x")],
-            ("there is a job called gpt already: 6 (running), 9 (recovering); ddpgen stop ends it "
-             "cleanly, sky jobs cancel --yes 6 9 at once"),
-        ),
-        (
-            f"1\n{DOWN}\n\nThe above exception was the direct cause of …:\n\n{DOWN}\n",
-            f"{shlex.join(['sky', *QUEUE])}: {DOWN.removeprefix('sky.exceptions.')}",
-        ),
+        (answer(managed(9, "RECOVERING"), managed(8, "FAILED"), managed(6, "RUNNING"), managed(5, "RUNNING", job_name="x")),
+         69, "6 (running), 9 (recovering); ddpgen stop ends it cleanly, sky jobs cancel --yes 6 9"),
+        (DOWN, 69, "ApiServerConnectionError"),
+        (NO_CONTROLLER, 0, "next:"),
     ],
 )  # fmt: skip
 def test_a_job_of_the_same_name_or_a_server_that_is_down_is_in_the_way(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path, answer: str | list[dict[str, Any]], told: str
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, queue: str, code: int, told: str
 ) -> None:
-    sky.answers("queue", answer if isinstance(answer, str) else f"0\n{json.dumps(answer)}\n")
+    sky.answers("queue", queue)
     outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (69, told)
-    assert sky.asked("launch") == []
-    assert not (tmp_path / "build" / "gpt.launched.json").exists()
+    assert outcome.code == code
+    assert told in outcome.err
+    assert (sky.asked("launch") == []) is (code == 69)
+    assert (tmp_path / "build" / "gpt.launched.json").exists() is (code == 0)
 
 
 def test_a_launch_is_seen_while_it_runs_and_leaves_no_program_when_it_is_interrupted(
@@ -349,38 +285,19 @@ def test_a_launch_is_seen_while_it_runs_and_leaves_no_program_when_it_is_interru
         launching.kill()
         launching.communicate()
     assert (launching.returncode, out) == (130, "")
-    assert list(filter(None, err.splitlines())) == [
-        "whether it was launched all the same, sky jobs queue tells",
-        "aborted",
-    ]
+    assert "sky jobs queue tells" in err
     assert not Path("/proc", number).exists()
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
-def test_where_no_controller_is_up_there_is_no_job_in_the_way(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    sky.answers("queue", f"1\n{NO_CONTROLLER}\n")
-    assert run("launch", spec(SKY), "--target", "sky").code == 0
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "1\nYAML to run: sky.yaml\nsky.exceptions.NotSupportedError: no cloud storage is available.\n",
-        "0\nYAML to run: sky.yaml\nJobs submitted with IDs: 7-9.\n",
-    ],
-)
 def test_a_launch_that_tells_no_id_is_shown_as_it_is(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path, answer: str
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path
 ) -> None:
-    sky.answers("launch", answer)
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.out) == (69, "")
-    assert outcome.err.endswith(
-        f"\n{answer[2:]}SkyPilot has named no job that it launched, see above; sky jobs queue tells what "
-        "there is\n"
-    )
+    for code, said in ((1, "sky.exceptions.NotSupportedError: no."), (0, "Jobs submitted: 7-9.")):
+        sky.answers("launch", f"{code}\nYAML to run: sky.yaml\n{said}\n")
+        outcome = run("launch", spec(SKY), "--target", "sky")
+        assert (outcome.code, outcome.out) == (69, "")
+        assert f"{said}\nSkyPilot has named no job" in outcome.err
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
     quiet = run("launch", "job.yaml", "--target", "sky", "--quiet")
     assert (quiet.code, quiet.err) == (69, outcome.err[outcome.err.index(answer[2:]) :])
@@ -393,71 +310,33 @@ def test_a_quiet_launch_prints_the_id_alone(run: Run, spec: Spec, sky: Sky) -> N
 # --- status -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("told", "lines"),
-    [
-        (row(7, "PENDING", details="Waiting for other jobs to launch"),
-         ["job  state   machines   why", "7    queued  1x[CPU:1]  Waiting for other jobs to launch"]),
-        (row(7, "STARTING"), ["job  state     machines", "7    starting  1x[CPU:1]"]),
-        (row(7, "RUNNING", recovery_count=2, job_duration=3723.4, infra="AWS (us-east-1a)",
-             cluster_resources="2x[A100:8][Spot]"),
-         ["job  state    came back  where             machines          ran",
-          "7    running  2 times    AWS (us-east-1a)  2x[A100:8][Spot]  1:02:03"]),
-        (row(7, "RECOVERING", recovery_count=1, details="Recovering: Cluster\n preempted or failed"),
-         ["job  state       came back  machines   why",
-          "7    recovering  once       1x[CPU:1]  Cluster preempted or failed"]),
-        (row(7, "SUCCEEDED"), ["job  state  machines", "7    done   1x[CPU:1]"]),
-        (row(7, "CANCELLED", details="Cancellation requested by user me (request ID: 1)"),
-         ["job  state      machines   why",
-          "7    cancelled  1x[CPU:1]  Cancellation requested by user me (request ID: 1)"]),
-        (row(7, "FAILED", details=f"Failure: {CODES.format('s [1, 130]')}"),
-         ["job  state    machines   why", "7    stopped  1x[CPU:1]  by the user"]),
-        (row(7, "FAILED", failure_reason=CODES.format(" 69")),
-         ["job  state   machines   why",
-          f"7    failed  1x[CPU:1]  it could not start: {CODES.format(' 69')}"]),
-        (row(7, "FAILED", details=f"Failure: {CODES.format(' 1')}"),
-         ["job  state   machines   why", f"7    failed  1x[CPU:1]  {CODES.format(' 1')}"]),
-        (row(7, "FAILED_NO_RESOURCE"),
-         ["job  state               machines", "7    failed no resource  1x[CPU:1]"]),
-        (row(7, "SOME_NEW_STATE"), ["job  state           machines", "7    some new state  1x[CPU:1]"]),
-    ],
-)  # fmt: skip
-def test_status_says_a_state_in_words(
-    run: Run, launched: Sky, told: dict[str, Any], lines: list[str]
-) -> None:
-    launched.has(told)
+def test_status_of_a_running_job(run: Run, launched: Sky, objects: Objects) -> None:
+    launched.has(managed(7, "RUNNING"))
+    objects.began("running sky.a.1 0", ago_s=270)
     outcome = run("status", "job.yaml")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines() == [*lines, NOT_READ]
+    lines = outcome.out.splitlines()
+    assert lines[1].split()[:2] == ["7", "running"]
+    assert lines[2:5] == [
+        "s3://ours/gpt:",
+        "  running",
+        "  step:              120 of 400, 5 min ago",
+    ]
+    assert "  newest checkpoint: step 100" in lines  # step 150 is half there
+    assert lines[-1] == "  last sign of life 4 min ago"
     assert launched.calls("sky") == [QUEUE]
 
 
-def test_what_skypilot_says_before_its_answer_is_passed_over(run: Run, launched: Sky) -> None:
-    launched.has(row(7, "RUNNING"), before=f"{SERVER_STARTS}[WARN] a line with a bracket\n")
-    assert run("status", "job.yaml").out.splitlines()[1].split() == ["7", "running", "1x[CPU:1]"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (f"1\n{DOWN}\n", DOWN.removeprefix("sky.exceptions.")),
-        ("0\nFetching managed job statuses...\nManaged jobs\n", "Managed jobs"),
-        ("2\nError: No such option: --output\n", "Error: No such option: --output"),
-        ('0\n["a", {}]\n', '["a", {}]'),
-        ('0\n[{"job_id": 7,\n', '[{"job_id": 7,'),
-        ("0\n", "it said nothing"),
-    ],
-)
-def test_an_answer_that_is_none_is_told_and_nothing_is_guessed(
-    run: Run, launched: Sky, answer: str, told: str
+def test_a_server_that_does_not_answer_is_told_and_nothing_is_guessed(
+    run: Run, launched: Sky
 ) -> None:
-    launched.answers("queue", answer)
-    said = f"{shlex.join(['sky', *QUEUE])}: {told}\n"
-    assert run("status", "job.yaml") == (69, "", f"{said}{NOT_READ}\n")
-    assert run("logs", "job.yaml") == (69, "", said)
-    unseen = f"{said}{NOT_READ}\nfor a clean stop, if it runs, {BY_HAND}\n"
-    assert run("stop", "job.yaml") == (69, "", unseen)
-    assert run("stop", "job.yaml", "--now") == (69, "", unseen)
+    launched.answers("queue", DOWN)
+    for command in (["status"], ["logs"], ["stop"], ["stop", "--now"]):
+        refused = run(*command, "job.yaml")
+        assert (refused.code, refused.out) == (69, "")
+        assert "output=json: ApiServerConnectionError" in refused.err
+        assert (BY_HAND in refused.err) == (command[0] == "stop")
+    assert launched.asked("cancel") == []
 
 
 def test_a_program_that_hangs_is_given_up(
@@ -467,127 +346,70 @@ def test_a_program_that_hangs_is_given_up(
     (launched.state / "queue.then").write_text("exec tail -f /dev/null\n")
     outcome = run("status", "job.yaml")
     assert outcome.code == 69
-    assert "no answer within 0 s; is SkyPilot's server up?" in outcome.err
+    assert "no answer within 0 s" in outcome.err
 
 
-def test_a_controller_that_sleeps_has_no_job(run: Run, launched: Sky) -> None:
-    launched.answers("queue", f"1\n{NO_CONTROLLER}\n")
-    assert run("status", "job.yaml").out.splitlines() == [CONTROLLER_DOWN, NOT_READ]
-    unseen = f"{CONTROLLER_DOWN}\n{NOT_READ}\nfor a clean stop, if it runs, {BY_HAND}\n"
-    assert run("stop", "job.yaml") == (69, "", unseen)
-    assert run("stop", "job.yaml", "--now") == (69, "", unseen)
-
-
-def test_of_the_jobs_of_this_name_those_that_live_are_meant(
-    run: Run, launched: Sky, objects: Objects
-) -> None:
-    def shown() -> list[list[str]]:
-        lines = run("status", "job.yaml").out.splitlines()
-        return [line.split()[:2] for line in lines[1 : lines.index("s3://ours/gpt:")]]
-
-    other = row(5, "RUNNING", job_name="x")
-    launched.has(row(9, "RECOVERING"), row(8, "FAILED"), row(7, "RUNNING"), other)
-    assert shown() == [["7", "running"], ["9", "recovering"]]
-    assert run("stop", "job.yaml", "--now").out.splitlines() == [
-        "7: cancelled; what it did since its newest checkpoint may be lost",
-        "9: cancelled while it was recovering: nothing more is lost by that",
-    ]
-    assert launched.asked("cancel") == [[*CANCEL, "7"], [*CANCEL, "9"]]
-    launched.has(row(8, "FAILED"), row(7, "SUCCEEDED"), other)
-    assert shown() == [["7", "done"]]  # the one launched from here
-    launched.has(row(7, "RUNNING", job_name="another"), row(3, "SUCCEEDED"), row(2, "FAILED"))
-    assert shown() == [["3", "done"]]  # another server numbers its jobs anew
-    launched.has(row(7, "RUNNING", job_name="another"))
-    assert run("stop", "job.yaml", "--now").out == f"nothing to stop: {NOT_SHOWN}\n"
-    assert len(launched.asked("cancel")) == 2
-
-
-def test_status_reads_the_bucket_where_that_is_possible(
+def test_the_bucket_is_where_the_spec_says(
     run: Run, spec: Spec, sky: Sky, objects: Objects
 ) -> None:
     spec(SKY.replace("s3://ours", "{url: s3://ours, prefix: some/where}"))
-    sky.has(row(7, "RUNNING"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[2:] == [
-        "s3://ours/some/where:",
-        "  the checkpoint directory is not there yet",
-    ]
-    objects.began("ours/some/where", "running sky.a.1 0")
-    objects.held["ours/some/where/owner.json"] = json.dumps({"time": time.time() - 270}).encode()
-    lines = run("status", "job.yaml", "--target=sky").out.splitlines()
-    assert lines[2:] == [
-        "s3://ours/some/where:",
-        "  running",
-        "  step:              120 of 400, 5 min ago",
-        "  loss:              2.5000",
-        "  speed:             2 steps/s",
-        "  time left:         2:20",
-        "  newest checkpoint: step 100",
-        "  weights:           s3://ours/some/where/step-000000100/model.pt",
-        "  last sign of life 4 min ago",
-    ]
-    sky.has(row(7, "RECOVERING"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[3:] == [
-        "  it was running when it was killed",
-        "  step:              120 of 400",
-        "  loss:              2.5000",
-        "  newest checkpoint: step 100",
-        "  weights:           s3://ours/some/where/step-000000100/model.pt",
-        "  last sign of life 4 min ago",
-    ]
-    objects.began("ours/some/where", "stopped sky.a.1 130 user: ddpgen stop")
-    objects.held["ours/some/where/stop"] = b"by hand\n"
-    sky.has(row(7, "FAILED", details=f"Failure: {CODES.format(' 130')}"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1:] == [
-        "7    stopped  1x[CPU:1]  by the user",
-        "s3://ours/some/where:",
-        "  stopped at step 130: user: ddpgen stop",
-        "  step:              130 of 400",
-        "  newest checkpoint: step 100",
-        "  weights:           s3://ours/some/where/step-000000100/model.pt",
-    ]
+    sky.has(managed(7, "RUNNING"))
+    objects.began("running sky.a.1 0", place="ours/some/where")
+    assert "s3://ours/some/where:\n  running\n" in run("status", "job.yaml", "--target=sky").out
+    spec(GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n  sky: {}\n')
+    assert run("stop", "job.yaml", "--target=sky").code == 0
+    assert objects.held["theirs/place/stop"] == b"ddpgen stop\n"
+
+
+GONE, FOREIGN = (
+    "The specified bucket does not exist",
+    "Forbidden: b/ours me@theirs does not have access",
+)
 
 
 @pytest.mark.parametrize(
     ("fault", "said", "refused"),
     [
         (PermissionError("Access Denied"), "Access Denied", True),
-        (
-            FileNotFoundError("The specified bucket does not exist"),
-            "The specified bucket does not exist",
-            True,
-        ),
-        (
-            OSError("Forbidden: b/ours\nme@theirs does not have access"),
-            "Forbidden: b/ours me@theirs does not have access",
-            True,
-        ),
+        (FileNotFoundError(GONE), GONE, True),
+        (OSError(FOREIGN.replace(" me@", "\nme@")), FOREIGN, True),
         (OSError("Forbidden: Anonymous caller"), "Forbidden: Anonymous caller", False),
         (PermissionError(13, "Denied", "/etc/x"), "[Errno 13] Denied: '/etc/x'", False),
         (RuntimeError("no\ncredentials"), "RuntimeError: no credentials", False),
         (TimeoutError(), "TimeoutError", False),
     ],
 )
-def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception, said: str, refused: bool
+def test_a_bucket_that_says_no_is_told_from_one_that_cannot_be_reached(
+    sky: Sky, objects: Objects, fault: Exception, said: str, refused: bool
 ) -> None:
     """What cannot be looked into from here is left to the machines."""
     objects.fault = fault
+    at = bucket.Address("s3://ours/gpt")
+    assert store.refusal(at) == (said if refused else "")
+    with pytest.raises(store.UnreachableError, match=f"^{re.escape(said)}$"):
+        store.look(at)
+
+
+def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
+    run: Run, spec: Spec, sky: Sky, objects: Objects
+) -> None:
+    objects.fault = PermissionError("Access Denied")
     outcome = run("launch", spec(SKY), "--target", "sky")
-    remedy = "the bucket has to exist, and whoever launches to be allowed to list, read, write and"
-    told = f"s3://ours/gpt: {said}; {remedy} delete there\n"
-    assert (outcome.code, outcome.out) == ((69, "") if refused else (0, "7\n"))
-    assert outcome.err.endswith(told) is refused
-    assert (sky.asked("launch") == []) is refused
-    sky.has(row(7, "RUNNING"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[2:] == [
-        f"s3://ours/gpt: not looked at: {said}"
-    ]
+    assert (outcome.code, sky.asked("launch")) == (69, [])
+    assert "s3://ours/gpt: Access Denied; the bucket has to exist" in outcome.err
+    sky.has(managed(7, "RUNNING"))
+    told = run("status", "job.yaml", "--target=sky").out
+    assert told.endswith("s3://ours/gpt: not looked at: Access Denied\n")
+    objects.fault = RuntimeError("no credentials")
+    assert "(running)" in run("launch", "job.yaml", "--target=sky").err
+    sky.has()
+    assert run("launch", "job.yaml", "--target", "sky").code == 0
 
 
 def test_a_bucket_behind_a_silent_network_is_given_up(
     run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched.has(row(7, "RUNNING"))
+    launched.has(managed(7, "RUNNING"))
     monkeypatch.setattr(store, "ANSWER_S", 0.3)
     never = threading.Event()
     monkeypatch.setattr(objects, "ls", lambda *_, **__: never.wait())
@@ -603,11 +425,11 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
 @pytest.mark.parametrize(
     ("state", "options", "said", "cancelled", "asked"),
     [
-        ("RUNNING", [], "7: asked for a clean stop, which it sees within some 10 s", 0, True),
-        ("RUNNING", ["--now"], "7: cancelled; what it did since its newest checkpoint may be lost", 1, False),
-        ("PENDING", [], "7: cancelled while it was queued: nothing more is lost by that", 1, False),
-        ("RECOVERING", [], "7: cancelled while it was recovering: nothing more is lost by that", 1, False),
-        ("CANCELLING", [], "7: it is being cancelled already", 0, False),
+        ("RUNNING", [], "asked for a clean stop", 0, True),
+        ("RUNNING", ["--now"], "7: cancelled; what it did", 1, False),
+        ("PENDING", [], "cancelled while it was queued", 1, False),
+        ("RECOVERING", [], "cancelled while it was recovering", 1, False),
+        ("CANCELLING", [], "being cancelled already", 0, False),
         ("SUCCEEDED", [], "nothing to stop: 7 (done)", 0, False),
         ("FAILED_SETUP", ["--now"], "nothing to stop: 7 (failed setup)", 0, False),
     ],
@@ -616,12 +438,19 @@ def test_what_runs_is_asked_through_the_bucket_and_what_waits_is_cancelled(
     run: Run, launched: Sky, objects: Objects, state: str, options: list[str], said: str,
     cancelled: int, asked: bool,
 ) -> None:  # fmt: skip
-    launched.has(row(7, state))
-    assert run("stop", "job.yaml", *options) == (0, f"{said}\n", "")
+    launched.has(managed(7, state))
+    outcome = run("stop", "job.yaml", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert said in outcome.out
     assert launched.calls("sky") == [QUEUE, *[[*CANCEL, "7"]] * cancelled]
     assert objects.held == ({"ours/gpt/stop": b"ddpgen stop\n"} if asked else {})
-    objects.began("ours/gpt", "running sky.a.1 0")
-    assert ("  a stop has been asked for" in run("status", "job.yaml").out) is asked
+
+
+def test_every_job_of_the_name_that_lives_is_stopped(run: Run, launched: Sky) -> None:
+    other = managed(5, "RUNNING", job_name="x")
+    launched.has(managed(9, "RECOVERING"), managed(8, "FAILED"), managed(7, "RUNNING"), other)
+    assert run("stop", "job.yaml", "--now").code == 0
+    assert launched.asked("cancel") == [[*CANCEL, "7"], [*CANCEL, "9"]]
 
 
 def test_a_stop_that_cannot_be_asked_for_is_told_with_the_remedies(
@@ -631,103 +460,40 @@ def test_a_stop_that_cannot_be_asked_for_is_told_with_the_remedies(
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(objects, "pipe_file", pipe_file)
-    stamped(objects, 20)
-    told = (
-        f"s3://ours/gpt cannot be written from here: Access Denied\nfor a clean stop, {BY_HAND}\n"
-    )
-    at_once = "at once, without a checkpoint: sky jobs cancel --yes 7\n"
+    objects.began("running sky.a.1 0")
     launched.has()
-    assert run("stop", "job.yaml") == (69, "", told)
-    launched.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml") == (69, "", told + at_once)
-    launched.answers("cancel", f"1\n{DOWN}\n")
-    refused = f"sky jobs cancel --yes 7: {DOWN.removeprefix('sky.exceptions.')}\n"
-    assert run("stop", "job.yaml", "--now") == (69, "", refused)
+    unseen = run("stop", "job.yaml")
+    launched.has(managed(7, "RUNNING"))
+    seen = run("stop", "job.yaml")
+    for refused in (unseen, seen):
+        assert (refused.code, refused.out) == (69, "")
+        assert "cannot be written from here: Access Denied" in refused.err
+        assert BY_HAND in refused.err
+    assert "sky jobs cancel" not in unseen.err
+    assert seen.err.endswith("sky jobs cancel --yes 7\n")
+    launched.answers("cancel", DOWN)
+    refused = run("stop", "job.yaml", "--now")
+    assert (refused.code, refused.out) == (69, "")
+    assert "sky jobs cancel --yes 7: ApiServerConnectionError" in refused.err
 
 
-def test_a_stop_at_once_is_no_business_of_the_other_tiers(run: Run, spec: Spec) -> None:
-    outcome = run("stop", spec(), "--now")
-    assert outcome.code == 1
-    assert outcome.err == "--now is for sky; on local: press Ctrl-C twice where it runs\n"
-
-
-# --- what this SkyPilot does not know ---------------------------------------------------------------
-
-STRANGER = "something runs there that this SkyPilot does not know"
-ASKED = "s3://ours/gpt: asked for a clean stop, which it sees within some 10 s"
-LATER = "s3://ours/gpt: asked for a clean stop: should it come back, it ends at once"
-
-
-def stamped(objects: Objects, ago_s: float, status: str = "running sky.a.1 0") -> None:
-    """Rank 0 has renewed its time stamp so long ago."""
-    objects.began("ours/gpt", status)
-    owner = {"time": time.time() - ago_s}
-    objects.held["ours/gpt/owner.json"] = json.dumps(owner).encode()
-
-
-@pytest.mark.parametrize(
-    ("answer", "known"), [("0\n[]\n", NOT_SHOWN), (f"1\n{NO_CONTROLLER}\n", CONTROLLER_DOWN)]
-)
 def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
-    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch, answer: str,
-    known: str,
-) -> None:  # fmt: skip
-    stamped(objects, 20)
-    now = time.time()
-    # It is told to the second, and these commands may take some.
-    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now))
-    launched.answers("queue", answer)
-    assert run("status", "job.yaml").out.splitlines() == [
-        known,
-        "s3://ours/gpt:",
-        "  running",
-        "  step:              120 of 400, 5 min ago",
-        "  loss:              2.5000",
-        "  speed:             2 steps/s",
-        "  time left:         2:20",
-        "  newest checkpoint: step 100",
-        "  weights:           s3://ours/gpt/step-000000100/model.pt",
-        "  last sign of life 20 s ago",
-        f"  {STRANGER}",
-    ]
-    at_once = run("stop", "job.yaml", "--now")
-    assert at_once.code == 69
-    assert at_once.err == (
-        f"{known}\ns3://ours/gpt: it may run there, and --now cannot cancel what this SkyPilot does not "
-        "know; ddpgen stop without it asks for a clean stop\n"
+    run: Run, launched: Sky, objects: Objects
+) -> None:
+    objects.began("running sky.a.1 0")
+    outcome = run("status", "job.yaml")
+    assert (outcome.code, outcome.out.splitlines()[:2]) == (
+        0,
+        ["SkyPilot does not show job 7 any more", "s3://ours/gpt:"],
     )
+    at_once = run("stop", "job.yaml", "--now")
+    assert (at_once.code, at_once.out) == (69, "")
+    assert "--now cannot cancel" in at_once.err
     assert "ours/gpt/stop" not in objects.held
-    assert run("stop", "job.yaml") == (0, f"{known}\n{ASKED}\n", "")
+    assert run("stop", "job.yaml").code == 0
     assert objects.held["ours/gpt/stop"] == b"ddpgen stop\n"
     assert launched.asked("cancel") == []
-
-
-@pytest.mark.parametrize(
-    ("rows", "status", "ago_s", "told"),
-    [
-        ([row(7, "CANCELLED")], "running sky.a.1 0", 20, f"7 (cancelled)\n{ASKED}"),
-        # Killed with its machines, and SkyPilot says that it does not come back.
-        ([row(7, "CANCELLED")], "running sky.a.1 0", 600, "nothing to stop: 7 (cancelled)"),
-        ([], "running sky.a.1 0", 600, f"{NOT_SHOWN}\n{LATER}"),
-        ([], "stopped sky.a.1 9 preempted: by AWS", 600, f"{NOT_SHOWN}\n{LATER}"),
-        ([], "stopped sky.a.1 9 signal: TERM", 600, f"{NOT_SHOWN}\n{LATER}"),
-        ([], "done sky.a.1 300", 600, f"nothing to stop: {NOT_SHOWN}"),
-        ([], "stopped sky.a.1 130 user: ddpgen stop", 600, f"nothing to stop: {NOT_SHOWN}"),
-        ([], "", 600, f"nothing to stop: {NOT_SHOWN}"),
-    ],
-)
-def test_the_bucket_decides_where_skypilot_knows_of_none_that_lives(
-    run: Run, launched: Sky, objects: Objects, rows: list[dict[str, Any]], status: str, ago_s: float,
-    told: str,
-) -> None:  # fmt: skip
-    launched.has(*rows)
-    if status:
-        stamped(objects, ago_s, status)
-    following = find_run("job.yaml", "sky", None)
-    ended = told.startswith("nothing to stop") and bool(status)
-    assert commands.status(following).over is ended
-    assert run("stop", "job.yaml") == (0, f"{told}\n", "")
-    assert ("ours/gpt/stop" in objects.held) is not told.startswith("nothing to stop")
+    assert "a stop has been asked for" in run("status", "job.yaml").out
 
 
 def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
@@ -735,46 +501,31 @@ def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
 ) -> None:
     (launched.bin / "sky").unlink()
     monkeypatch.setenv("PATH", str(launched.bin))
-    stamped(objects, 3 * 3600)
+    objects.began("running sky.a.1 0", ago_s=3 * 3600)
     outcome = run("status", "job.yaml")
     assert outcome.code == 0
-    first, *lines = outcome.out.splitlines()
-    assert first.startswith("cannot start sky: ")
-    assert lines[:2] == ["s3://ours/gpt:", "  running"]
-    assert lines[-1] == "  last sign of life 3 h ago"
-    stopped = run("stop", "job.yaml")
-    assert (stopped.code, stopped.out.splitlines()[1:]) == (0, [LATER])
-    objects.began("ours/gpt", "done sky.a.1 300")
-    ended = run("stop", "job.yaml")
-    assert (ended.code, ended.err.splitlines()[1:]) == (
-        69,
-        ["nothing runs that could be asked; what waits only SkyPilot can cancel"],
-    )
+    assert outcome.out.startswith("cannot start sky: ")
+    assert outcome.out.endswith("  last sign of life 3 h ago\n")
+    assert run("stop", "job.yaml").code == 0
+    assert "ours/gpt/stop" in objects.held
 
 
 # --- the bucket -------------------------------------------------------------------------------------
 
 
+R2 = {"profile": "r2", "endpoint_url": "https://me.r2.cloudflarestorage.com"}
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        (
-            "https://me.blob.core.windows.net/box/some/gpt",
-            ("abfs://box/some/gpt", {"account_name": "me"}, "adlfs"),
-        ),
+        ("https://me.blob.core.windows.net/box/some/gpt", ("abfs://box/some/gpt", {"account_name": "me"}, "adlfs")),
         ("gs://ours/gpt", ("gs://ours/gpt", {}, "gcsfs")),
-        (
-            "r2://ours/gpt",
-            (
-                "s3://ours/gpt",
-                {"profile": "r2", "endpoint_url": "https://me.r2.cloudflarestorage.com"},
-                "s3fs",
-            ),
-        ),
+        ("r2://ours/gpt", ("s3://ours/gpt", R2, "s3fs")),
         ("vastdata://ours/gpt", ("s3://ours/gpt", {"profile": "vastdata"}, "s3fs")),
         ("oci://ours/gpt", None),
     ],
-)
+)  # fmt: skip
 def test_fsspec_is_asked_in_its_own_terms(url: str, expected: object) -> None:
     assert bucket.Address(url).fsspec("me") == expected
 
@@ -799,7 +550,7 @@ def test_the_spec_and_skypilot_say_how_the_bucket_is_reached_unless_the_user_doe
     monkeypatch.setenv("AWS_REGION", "mine")
     monkeypatch.setenv("HOME", str(sky.root))
     spec(f"{GPT}{CLOUD}targets:\n  sky: {{bucket: {url}}}\n")
-    sky.has(row(7, "RUNNING"))
+    sky.has(managed(7, "RUNNING"))
     account = sky.root / ".cloudflare" / "accountid"
     if url.startswith("r2"):
         told = run("status", "job.yaml", "--target=sky").out
@@ -819,15 +570,6 @@ def test_the_spec_and_skypilot_say_how_the_bucket_is_reached_unless_the_user_doe
     assert dict(os.environ) == before
 
 
-def test_checkpoints_at_a_url_of_their_own_are_found_there(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    spec(GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n  sky: {}\n')
-    sky.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml", "--target=sky").code == 0
-    assert objects.held == {"theirs/place/stop": b"ddpgen stop\n"}
-
-
 # --- logs -------------------------------------------------------------------------------------------
 
 
@@ -841,7 +583,7 @@ def test_checkpoints_at_a_url_of_their_own_are_found_there(
 def test_logs_are_skypilots_own(
     run: Run, launched: Sky, options: tuple[str, ...], words: list[str]
 ) -> None:
-    launched.has(row(7, "RUNNING"), row(6, "FAILED"))
+    launched.has(managed(7, "RUNNING"), managed(6, "FAILED"))
     launched.answers("logs", "100\n(gpt, pid=1) step 3\n")
     done = ddpgen("logs", "job.yaml", *options, cwd=launched.root)
     assert (done.returncode, done.stdout) == (100, "(gpt, pid=1) step 3\n")
@@ -853,24 +595,9 @@ def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
     run: Run, spec: Spec, sky: Sky
 ) -> None:
     spec(SKY)
-    unknown = "SkyPilot knows no job called gpt\n"
-    assert run("status", "job.yaml", "--target=sky").out.startswith(unknown)
-    assert run("logs", "job.yaml", "--target=sky") == (1, "", unknown)
-    sky.has(row(4, "RUNNING"))
+    assert "no job called gpt" in run("status", "job.yaml", "--target=sky").out
+    unknown = run("logs", "job.yaml", "--target=sky")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "no job called gpt" in unknown.err
+    sky.has(managed(4, "RUNNING"))
     assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"
-
-
-# --- formats ----------------------------------------------------------------------------------------
-
-
-def test_a_row_with_anything_in_it_does_no_harm() -> None:
-    strange = {
-        "job_id": 1,
-        "status": None,
-        "job_duration": "long",
-        "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e",
-    }
-    said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert jobs.from_queue(said) == [jobs.Managed("1", "", "", why=r"ab\x1b]0;x\x07\u202e")]
-    assert jobs.from_queue("[" * 100_000) is None
-    assert jobs.from_queue("[]\nbye\n") == []

@@ -1,4 +1,7 @@
-"""launch, status, logs and stop on Slurm, here and through a login node; Slurm's programs are fakes."""
+"""launch, status, logs and stop on Slurm, here and through a login node; Slurm's programs are fakes.
+
+test_monitor_states.py has the states themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddpgen.monitor import watch
 from ddpgen.tiers.slurm import jobs as slurm_jobs
+from tests.ddpgen.answers import record
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
 from train.launch.slurm import job
@@ -49,12 +52,8 @@ class Cluster(Programs):
         for name in jobs:
             number, state, *why = name.split()
             first, _, task = number.partition("_")
-            array = f"ArrayJobId={first} ArrayTaskId={task} " if task else ""
-            nodes = "NodeList=(null)" if state == "PENDING" else "NodeList=node[1-2]"
-            said[first] = said.get(first, "") + (
-                f"JobId={first} {array}JobName=gpt JobState=X\n   JobState={state} Reason={(*why, 'None')[0]}\n   "
-                f"ExitCode=0:0 RunTime=00:01:23 TimeLimit=02:00:00 StartTime=2026-01-01T10:00:00 {nodes}\n"
-            )
+            array = {"ArrayJobId": first, "ArrayTaskId": task} if task else {}
+            said[first] = said.get(first, "") + record(first, state, *why, **array)
         self.answers("squeue", "0\n" + "".join(f"{number}\n" for number in said))
         for number, lines in said.items():
             self.answers(f"scontrol.{number}", f"0\n{lines}")
@@ -96,11 +95,6 @@ def began(directory: Path, status: str, **files: str) -> Path:
     return directory
 
 
-def row(kind: str, step: int, when: float, **more: Any) -> dict[str, Any]:
-    head = {"kind": kind, "step": step, "attempt": "a", "generation": 1, "time": when}
-    return head | more
-
-
 def test_launch_submits_a_copy_and_says_what_to_type_next(
     run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -114,22 +108,16 @@ def test_launch_submits_a_copy_and_says_what_to_type_next(
     assert (cluster.state / "sbatch.cwd").read_text() == f"{copy}\n"
     where = f"+ (cd build/.submitted/{copy.name} && sbatch"
     words = "--output=../../logs/%x-%j.log slurm.sbatch --steps=5 'a '\"'\"'b')"
-    assert outcome.err.splitlines()[1:] == [
-        f"{where} --test-only {words}",
-        "sbatch: Job 1 to start at 2026-01-01T00:00:00 on node1",
-        f"{where} --parsable {words}",
-        "next: ddpgen status " + str(tmp_path / "job.yaml"),
-        "next: ddpgen logs --follow " + str(tmp_path / "job.yaml"),
-        "next: ddpgen stop " + str(tmp_path / "job.yaml"),
+    assert f"{where} --test-only {words}\nsbatch: Job 1 to start at" in outcome.err
+    assert f"{where} --parsable {words}\n" in outcome.err
+    job = tmp_path / "job.yaml"
+    assert outcome.err.splitlines()[-3:] == [
+        f"next: ddpgen {command} {job}" for command in ("status", "logs --follow", "stop")
     ]
     assert (tmp_path / "build" / "logs").is_dir()
-    assert remembered(tmp_path, "slurm") == {
-        "tier": "slurm",
-        "job": "4711",
-        "cluster": "",
-        "log": f"{tmp_path}/build/logs/gpt-4711.log",
-        "login": "",
-    }
+    log = f"{tmp_path}/build/logs/gpt-4711.log"
+    known = {"tier": "slurm", "job": "4711", "cluster": "", "log": log, "login": ""}
+    assert remembered(tmp_path, "slurm") == known
 
 
 def test_what_was_submitted_stays_as_it_was_and_an_edited_copy_is_made_anew(
@@ -148,20 +136,14 @@ def test_what_was_submitted_stays_as_it_was_and_an_edited_copy_is_made_anew(
     assert script.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("test", "sbatch refuses the job, see above; nothing was submitted"),
-        ("sbatch", "sbatch has not submitted the job, see above"),
-    ],
-)
+@pytest.mark.parametrize("name", ["test", "sbatch"])
 def test_a_refusal_of_sbatch_is_shown_as_it_is(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path, name: str, told: str
+    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path, name: str
 ) -> None:
     cluster.answers(name, "1\nsbatch: error: AssocMaxSubmitJobLimit\n")
     outcome = run("launch", spec(SLURM), "--target", "slurm")
     assert (outcome.code, outcome.out) == (69, "")
-    assert outcome.err.endswith(f"\nsbatch: error: AssocMaxSubmitJobLimit\n{told}\n")
+    assert "\nsbatch: error: AssocMaxSubmitJobLimit\nsbatch " in outcome.err
     assert len(cluster.calls("sbatch")) == (1 if name == "test" else 2)
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
@@ -178,11 +160,12 @@ def test_the_id_is_found_among_what_else_sbatch_says(
     assert cluster.calls("scontrol")[0] == ["--clusters=blue", "show", "job", "17"]
 
 
+HEAD = {"attempt": "a", "generation": 1}
 ROWS = [
-    row("start", 0, 0.0),
-    *(row("step", step, 10.0 + 2 * step) for step in range(1, 5)),
-    row("eval", 4, 25.0),
-    row("stopped", 4, 37.5),
+    {"kind": "start", "step": 0, "time": 0.0, **HEAD},
+    *({"kind": "step", "step": step, "time": 10.0 + 2 * step, **HEAD} for step in range(1, 5)),
+    {"kind": "eval", "step": 4, "time": 25.0, **HEAD},
+    {"kind": "stopped", "step": 4, "time": 37.5, **HEAD},
 ]
 MEASURED = progress(ROWS)
 
@@ -233,89 +216,33 @@ def test_an_array_has_a_log_and_a_directory_for_each_task(
 
 
 def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> None:
-    now, of = time.time(), {"attempt": "slurm.4711.0"}
-    rows = [row("step", 119, now - 60, loss=2.5, **of), row("step", 120, now - 30, loss=2.25, **of)]
-    line = progress([*rows, row("eval", 120, now, loss=1.0, **of)])
+    line = progress([{"kind": "step", "step": 120, "time": time.time() - 300, "loss": 2.5, "attempt": "slurm.4711.0", "generation": 1}])  # fmt: skip
     began(launched, "running slurm.4711.0 0", **{"progress.json": line, "slurm_job": "4711 0"})
     cluster.has("4711 RUNNING")
     outcome = run("status", "job.yaml")
-    assert outcome.code == 0
     lines = outcome.out.splitlines()
-    assert lines[:4] == [
-        "job   state    nodes      runs      limit",
-        "4711  RUNNING  node[1-2]  00:01:23  02:00:00",
-        "build/checkpoints/gpt:",
-        "  running",
-    ]
-    assert lines[4] in [f"  step:              120, {age} s ago" for age in range(29, 60)]
-    assert lines[5:] == [
-        "  loss:              2.2500",
-        "  evaluation:        loss 1.0000 at step 120",
-        "  speed:             0.0333 steps/s",
-        "  newest checkpoint: step 100",
-        "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
-        "log: build/logs/gpt-4711.log",
-    ]
+    assert (outcome.code, lines[1].split()[:2]) == (0, ["4711", "RUNNING"])
+    shown = ["build/checkpoints/gpt:", "  running", "  step:              120, 5 min ago"]
+    assert lines[2:5] == shown
+    assert "  newest checkpoint: step 100" in lines  # step 150 is not finished
+    assert lines[-1] == "log: build/logs/gpt-4711.log"
     assert cluster.calls("scontrol") == [["show", "job", "4711"]]
     assert cluster.calls("squeue") + cluster.calls("sacct") == []
 
 
-def test_status_of_a_job_that_waits_again_after_a_kill(
-    run: Run, cluster: Cluster, launched: Path
-) -> None:
-    began(launched, "running slurm.4711.0 0", slurm_job="4711 0")
-    cluster.has("4711 PENDING BeginTime")
-    assert run("status", "job.yaml").out.splitlines() == [
-        "job   state    limit     starts               why",
-        "4711  PENDING  02:00:00  2026-01-01T10:00:00  BeginTime",
-        "build/checkpoints/gpt:",
-        "  it was running when it was killed",
-        "  newest checkpoint: step 100",
-        "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
-        "log: build/logs/gpt-4711.log",
-    ]
-
-
-BOOKED = (
-    "0\nJobId=4711 JobName=gpt JobState=RUNNING\n"
-    "   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)\n"
-    "   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=69:0\n"
-    "   RunTime=00:00:02 TimeLimit=01:00:00\n   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=node1\n"
-    "   Command=/b/slurm.sbatch JobState=RUNNING NodeList=node7\n   Comment=JobState=x RunTime=9\n"
-    "   StdOut=/my logs/a.log\n   Power=\n"
-)
-
-
 @pytest.mark.parametrize(
-    ("sacct", "scontrol", "line"),
-    [
-        (
-            "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n4711|FAILED|75:0|node1|0:11|1:00\n",
-            FORGOTTEN,
-            "4711 FAILED node1 0:11 1:00 exit code 75: it was stopped",
-        ),
-        (
-            "0\n4711|CANCELLED by 1000|0:15|None assigned|0:00|1:00\n",
-            FORGOTTEN,
-            "4711 CANCELLED 0:00 1:00 signal 15",
-        ),
-        (
-            NO_ACCOUNTING,
-            BOOKED,
-            "4711 FAILED node1 00:00:02 01:00:00 exit code 69: it could not start",
-        ),
-        (NO_ACCOUNTING, FORGOTTEN, "Slurm does not know job 4711 any more"),
-    ],
-)
-def test_status_of_an_ended_job_with_and_without_accounting(
-    run: Run, cluster: Cluster, launched: Path, sacct: str, scontrol: str, line: str
+    ("sacct", "told"),
+    [("0\n4711|COMPLETED|0:0|node1|0:10|1:00\n", "COMPLETED"), (NO_ACCOUNTING, "does not know job 4711")],
+)  # fmt: skip
+def test_status_of_a_job_that_the_controller_has_forgotten(
+    run: Run, cluster: Cluster, launched: Path, sacct: str, told: str
 ) -> None:
     cluster.answers("sacct", sacct)
-    cluster.answers("scontrol", scontrol)
     outcome = run("status", "job.yaml")
     assert outcome.code == 0
-    assert line in [" ".join(got.split()) for got in outcome.out.splitlines()]
-    assert "  the checkpoint directory is not there yet\n" in outcome.out
+    assert told in outcome.out
+    (cluster.bin / "sacct").unlink()
+    assert "does not know job 4711" in run("status", "job.yaml").out
 
 
 def test_the_watching_ends_with_the_last_of_the_jobs(
@@ -356,7 +283,7 @@ def test_a_second_submission_is_shown_beside_the_one_that_has_the_directory(
     cluster.has("4700 RUNNING", "4711 PENDING")
     outcome = run("status", "job.yaml")
     assert [line.split()[0] for line in outcome.out.splitlines()[1:3]] == ["4700", "4711"]
-    assert "  running\n" in outcome.out
+    assert "  running\n" in outcome.out  # the directory is the first one's
 
 
 def test_what_was_submitted_by_hand_is_found_by_the_name_or_the_directory(
@@ -380,8 +307,9 @@ def test_stop_asks_a_running_job_and_takes_a_waiting_one_out(
 ) -> None:
     kept = began(launched, "running slurm.4711.0 0", slurm_job="4711 0")
     cluster.has("4711 RUNNING")
-    said = "4711: asked for a clean stop; it will not be requeued\n"
-    assert run("stop", "job.yaml") == (0, said, "")
+    asked = run("stop", "job.yaml")
+    assert (asked.code, asked.err) == (0, "")
+    assert "asked for a clean stop" in asked.out
     assert (kept / "stop").read_text() == ""
     assert cluster.calls("scancel") == []
     assert "  a stop has been asked for\n" in run("status", "job.yaml").out
@@ -410,7 +338,8 @@ def test_stop_of_a_job_that_has_ended_changes_nothing(
 ) -> None:
     kept = began(launched, "done slurm.4711.0 300")
     cluster.answers("sacct", "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n")
-    assert run("stop", "job.yaml") == (0, "nothing to stop: 4711 COMPLETED\n", "")
+    nothing = run("stop", "job.yaml")
+    assert (nothing.code, nothing.out.partition(":")[0]) == (0, "nothing to stop")
     assert not (kept / "stop").exists()
 
 
@@ -420,7 +349,6 @@ def test_stop_says_what_to_do_where_the_directory_cannot_be_seen(
     cluster.has("4711 RUNNING")
     outcome = run("stop", "job.yaml")
     assert outcome.code == 69
-    assert "there is no " in outcome.err
     assert "create the file stop in its checkpoint directory where that can be seen" in outcome.err
 
 
@@ -441,11 +369,9 @@ def test_logs_show_the_end_and_where_it_is(
     run: Run, cluster: Cluster, launched: Path, tmp_path: Path
 ) -> None:
     cluster.has("4711 PENDING Priority")
-    assert run("logs", "job.yaml") == (
-        1,
-        "",
-        "build/logs/gpt-4711.log is not there yet: job 4711 is PENDING (Priority)\n",
-    )
+    missing = run("logs", "job.yaml")
+    assert (missing.code, missing.out) == (1, "")
+    assert "gpt-4711.log is not there yet: job 4711 is PENDING (Priority)" in missing.err
     (tmp_path / "build/logs/gpt-4711.log").write_text("one\ntwo\nthree\n")
     done = ddpgen("logs", "job.yaml", "-n", "2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "two\nthree\n")
@@ -478,7 +404,7 @@ def test_through_a_login_node_all_happens_there(
     cluster.has("4711 RUNNING")
     (gate / ".door").write_text("noisy")
     told = run("status", "job.yaml").out
-    assert told.splitlines()[1] == "4711  RUNNING  node[1-2]  00:01:23  02:00:00"
+    assert told.splitlines()[1].startswith("4711  RUNNING  ")
     assert "me@gate:my jobs/checkpoints/gpt:\n  running\n" in told
     assert told.endswith("log: me@gate:my jobs/logs/gpt-4711.log\n")
     assert run("stop", "job.yaml").code == 0
@@ -532,22 +458,16 @@ def _in_session(leader: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("door", "said"),
-    [
-        ("denied", "nobody is there to type a password: install a key (ssh-copy-id me@gate)"),
-        ("off", "No route to host; is it switched on"),
-        ("nameless", "Could not resolve hostname me@gate"),
-    ],
-)
 def test_a_login_node_that_lets_nobody_in_is_named_with_a_remedy(
-    run: Run, spec: Spec, gate: Path, door: str, said: str
+    run: Run, spec: Spec, gate: Path
 ) -> None:
-    (gate / ".door").write_text(door)
-    outcome = run("launch", spec(LOGIN), "--target", "slurm")
-    assert outcome.code == 69
-    assert outcome.err.splitlines()[-1].startswith("me@gate: ")
-    assert said in outcome.err
+    spec(LOGIN)
+    (gate / ".door").write_text("denied")
+    for command in ("launch", "status", "stop", "logs"):
+        outcome = run(command, "job.yaml", "--target", "slurm")
+        assert (outcome.code, outcome.out) == (69, "")
+        assert outcome.err.splitlines()[-1].startswith("me@gate: ")
+        assert "install a key (ssh-copy-id me@gate)" in outcome.err
 
 
 @pytest.mark.parametrize(("text", "where"), [(SLURM, "this machine"), (LOGIN, "me@gate")])
@@ -562,10 +482,7 @@ def test_where_there_is_no_sbatch_the_remedy_is_named(
     (gate / ".bash_profile").write_text(f"PATH={tools}\n")
     outcome = run("launch", spec(text), "--target", "slurm")
     assert outcome.code == 69
-    assert outcome.err.splitlines()[-1] == (
-        f"there is no sbatch on {where}; name the cluster's login node in the spec: targets: {{slurm: "
-        "{login: user@host}}"
-    )
+    assert f"there is no sbatch on {where}; name the cluster's login node" in outcome.err
 
 
 def _without_slurm(cluster: Cluster) -> Path:
@@ -603,27 +520,8 @@ def test_every_state_is_known_once_and_the_runtime_agrees() -> None:
     assert slurm_jobs.OVER == job.OVER
 
 
-@pytest.mark.parametrize("state", ["LAUNCH_FAILED", "RECONFIG_FAIL", "SOMETHING_NEW"])
-def test_a_watch_ends_where_nobody_knows_how_it_goes_on(
-    run: Run, spec: Spec, cluster: Cluster, state: str
-) -> None:
-    spec(SLURM)
-    cluster.has(f"99 {state}")
-    outcome = run("status", "job.yaml", "--target", "slurm", "--watch")
-    assert outcome.code == 0, outcome.err
-    assert state in outcome.out
-    plain = run("status", "job.yaml", "--target", "slurm").out
-    said = "Slurm calls job 99 'SOMETHING_NEW', which this version of ddpgen does not know"
-    assert (said in plain) == (state == "SOMETHING_NEW")
-
-
 def test_a_job_in_an_unknown_state_is_neither_over_nor_waited_for() -> None:
     job = slurm_jobs.QueuedJob("7", "NEWSTATE")
     assert (job.known, job.over, job.live) == (False, False, False)
-    assert [
-        slurm_jobs.QueuedJob("7", state).live for state in ("PENDING", "RUNNING", "FAILED")
-    ] == [
-        True,
-        True,
-        False,
-    ]
+    lives = [slurm_jobs.QueuedJob("7", s).live for s in ("PENDING", "RUNNING", "LAUNCH_FAILED")]
+    assert lives == [True, True, False]

@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.driver import state
-from ddpgen.errors import DdpgenError
 from ddpgen.monitor import record
-from ddpgen.monitor.report import Report
 from ddpgen.tiers import commands
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from train.base.processes import machine, start_time
@@ -61,33 +58,11 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     spec()
     said("running a 0")
     holds(process.pid)
-    (KEPT / "progress.json").write_text(
-        '{"attempt": "a", "step": 7, "losses": ["nan"], "time": 1}\n'
-    )
-    told = run("status", "job.yaml").out.splitlines()
-    assert told[:2] == ["build/checkpoints/gpt:", "  running"]
-    assert told[2].startswith("  step:              7, ")
-    assert told[3:] == ["  loss:              nan", "  newest checkpoint: none"]
-    done = "asked for a clean stop\n"
-    assert run("stop", "job.yaml") == (0, done, "")
+    told = run("status", "job.yaml")
+    assert (told.code, told.out.splitlines()[:2]) == (0, [f"{KEPT}:", "  running"])
+    assert run("stop", "job.yaml") == (0, "asked for a clean stop\n", "")
     assert (KEPT / "stop").read_text() == ""
-
-
-def test_before_its_first_step_a_start_has_none(
-    run: Run, spec: Spec, process: subprocess.Popen[bytes]
-) -> None:
-    spec()
-    said("running b 0")
-    holds(process.pid)
-    line = '{"step": 7, "attempt": "%s", "loss": 0.5, "steps_per_s": 2.0, "time": 1}\n'
-    (KEPT / "progress.json").write_text(line % "a")
-    told = run("status", "job.yaml").out
-    assert "running" in told
-    assert "step:" not in told
-    assert "loss:" not in told
-    assert "speed:" not in told
-    (KEPT / "progress.json").write_text(line % "b")
-    assert "step:              7," in run("status", "job.yaml").out
+    assert "a stop has been asked for" in run("status", "job.yaml").out
 
 
 def test_a_job_that_was_killed_is_known_by_its_processes(
@@ -99,13 +74,12 @@ def test_a_job_that_was_killed_is_known_by_its_processes(
     began = start_time(process.pid)
     process.kill()
     process.wait()
-    killed = "build/checkpoints/gpt:\n  it was running when it was killed\n"
-    assert run("status", "job.yaml").out.startswith(killed)
+    assert "killed" in run("status", "job.yaml").out
     # Another process has the number by now.
     holds(os.getpid(), launcher=[os.getpid(), began - 1])
-    assert run("status", "job.yaml").out.startswith(killed)
-    nothing = "nothing to stop: nothing runs in build/checkpoints/gpt: it was running when it was"
-    assert run("stop", "job.yaml").out.startswith(nothing)
+    assert "killed" in run("status", "job.yaml").out
+    refused = run("stop", "job.yaml")
+    assert (refused.code, refused.out.partition(":")[0]) == (0, "nothing to stop")
     assert not (KEPT / "stop").exists()
 
 
@@ -113,71 +87,31 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
     spec()
     said("running a 0")
     holds(1, boot="another")
-    there = "it was started on desk: ddpgen status there tells whether it lives\n"
-    assert run("status", "job.yaml").out.endswith(there)
-    assert run("stop", "job.yaml").out.endswith(there)
+    assert "it was started on desk" in run("status", "job.yaml").out
+    assert "it was started on desk" in run("stop", "job.yaml").out
     assert (KEPT / "stop").exists()
 
 
-@pytest.mark.parametrize(
-    ("status", "line"),
-    [
-        ("done a 300", "  done at step 300\n"),
-        ("stopped a 40", "  stopped at step 40\n"),
-        ("failed a 0 rank 1: out of memory", "  failed: rank 1: out of memory\n"),
-        (
-            "running a 7 rank 1: x (m.py:3 in load)",
-            "  ended after this: rank 1: x (m.py:3 in load)\n",
-        ),
-        ("nonsense", "  no job has begun there\n"),
-        ("", "  no job has begun there\n"),
-    ],
-)
-def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) -> None:
-    spec()
-    said(status)
-    holds(2**22 + 1)
-    assert line in run("status", "job.yaml").out
-
-
-@pytest.mark.parametrize(
-    ("record", "newest"),
-    [
-        ('{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}\n', "/w/a.pt, of step 5"),
-        (
-            """{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}
-{"path": "/w/b.pt", "step": 9, "by": "", "whole": true}
-""",
-            "/w/b.pt, of step 9",
-        ),
-        ('{"path": "/w/a", "step": 5, "by": "", "whole": false}\n', "none"),
-        (
-            """{"path": "/w/c", "step": 5, "by": "lightning 1", "whole": true}
-{"path": "/w/c.bin", "step": 5, "by": "", "whole": true}
-""",
-            "/w/c, of step 5",
-        ),
-        ('{"path": 1, "whole": true}\nx', "none"),
-    ],
-)
-def test_what_a_script_has_saved_is_its_newest_checkpoint(
-    run: Run, spec: Spec, record: str, newest: str
+def test_the_saves_of_a_script_and_its_last_word_are_read_from_the_directory(
+    run: Run, spec: Spec
 ) -> None:
     spec()
     said("done a 7")
     (KEPT / "script").mkdir()
-    (KEPT / "script" / "saves-0.jsonl").write_text(record)
-    assert run("status", "job.yaml").out.endswith(f"\n  newest checkpoint: {newest}\n")
+    rows = ({"path": f"/w/{step}.pt", "step": step, "by": "", "whole": True} for step in (5, 7))
+    (KEPT / "script" / "saves-0.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    told = run("status", "job.yaml").out.splitlines()
+    assert (told[1], told[-1]) == ("  done at step 7", "  newest checkpoint: /w/7.pt, of step 7")
 
 
 def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
     spec()
-    assert run("status", "job.yaml").out.endswith("  the checkpoint directory is not there yet\n")
-    said_so = "nothing to stop: no job has begun in build/checkpoints/gpt\n"
-    assert run("stop", "job.yaml") == (0, said_so, "")
+    assert "not there yet" in run("status", "job.yaml").out
+    nothing = run("stop", "job.yaml")
+    assert (nothing.code, nothing.out.partition(":")[0]) == (0, "nothing to stop")
     missing = run("logs", "job.yaml")
     assert (missing.code, missing.out) == (1, "")
-    assert missing.err.startswith("build/checkpoints/gpt/metrics.jsonl is not there: no step")
+    assert missing.err.startswith(f"{KEPT}/metrics.jsonl is not there: no step")
 
 
 def test_logs_are_the_metrics_or_all_that_the_newest_start_of_a_script_has_printed(
@@ -205,10 +139,8 @@ def test_the_hosts_driver_answers_for_hosts(
     spec(HOSTS)
     wanted = [command, "job.yaml", "--target", "hosts"]
     unready = run(*wanted)
-    assert (unready.code, unready.err) == (
-        69,
-        "build/gpt/hosts/run.sh is not there; render the job for hosts first, or name its bundle with -o\n",
-    )
+    assert unready.code == 69
+    assert unready.err.startswith("build/gpt/hosts/run.sh is not there; render")
     Path("build/gpt/hosts").mkdir(parents=True)
     Path("build/gpt/hosts/run.sh").write_text('echo "said $*"; exit 3\n')
     done = later(*wanted)
@@ -250,23 +182,10 @@ def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"tier": 1}', "[" * 100_000, '{"job": "1"}'])
-def test_a_spoilt_record_means_that_nothing_is_remembered(
-    run: Run, spec: Spec, content: str
-) -> None:
-    Path("build").mkdir()
-    Path("build/gpt.launched.json").write_text(content)
-    assert run("status", spec()).code == 0
-    assert record.recall(Path("build/gpt")) == {}
-
-
-ROWS = (
-    '{"kind": "start", "step": 0, "attempt": "a", "generation": 2, "time": 1}\n'
-    '{"kind": "step", "step": 10, "attempt": "a", "generation": 2, "time": 100, "loss": 3}\n'
-    '{"kind": "step", "step": 20, "attempt": "a", "generation": 2, "time": 105, "loss": 2.5}\n'
-    '{"kind": "eval", "step": 20, "attempt": "a", "generation": 2, "time": 106, "loss": 2.25}\n'
-    '{"kind": "ranks", "step": 20, "attempt": "a", "generation": 2, "time": 106, "seconds": 0.5, "waiting": [], "batches": [0], "slow": {"name": "rank 1", "cost": 0.25}}\n'
-)
+def test_a_spoilt_record_means_that_nothing_is_remembered(tmp_path: Path) -> None:
+    for content in ("", "[]", "{", '{"tier": 1}', "[" * 100_000, '{"job": "1"}'):
+        (tmp_path / "gpt.launched.json").write_text(content)
+        assert record.recall(tmp_path / "gpt") == {}
 
 
 @pytest.mark.parametrize("where", ["job.yaml", "build/gpt", "build/checkpoints/gpt"])
@@ -277,26 +196,19 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
     assert run("render", "job.yaml", "--target", "all").code == 0
     said("running a 0")
     holds(process.pid, generation=2)
-    rows = map(json.loads, ROWS.splitlines())
-    about = {"last_step": 40, "unit": "tokens", "units_per_step": 1000}
-    (KEPT / "progress.json").write_text(progress(rows, **about))
+    head = {"attempt": "a", "generation": 2}
+    rows = [{**head, "kind": "step", "step": n, "time": 95 + n / 2, "loss": 2.5} for n in (10, 20)]
+    (KEPT / "progress.json").write_text(progress(rows, last_step=40))
     (KEPT / "step-000000020").mkdir()
     (KEPT / "step-000000020" / "checkpoint.json").write_text("{}")
-    told = run("status", where).out.splitlines()
-    assert told[2].startswith("  step:              20 of 40, ")
-    assert told[3:] == [
-        "  loss:              2.5000",
-        "  evaluation:        loss 2.2500 at step 20",
-        "  speed:             2 steps/s, 2,000 tokens/s",
-        "  time left:         0:10",
-        "  slow rank:         rank 1; the others wait 25% of each step for it",
-        "  restarts:          1",
-        "  newest checkpoint: step 20",
-        "  weights:           build/checkpoints/gpt/step-000000020/model.pt",
-    ]
-    found = json.loads(run("status", where, "--json").out)
-    (one,) = found["runs"]
-    assert (one["step"], one["steps"], one["loss"], one["time_left_s"]) == (20, 40, 2.5, 10)
+    assert run("status", where).out.splitlines()[2].startswith("  step:              20 of 40, ")
+    (found,) = json.loads(run("status", where, "--json").out)["runs"]
+    del found["step_age_s"]
+    assert found == {
+        "directory": str(KEPT), "state": "running", "step": 20, "steps": 40, "loss": 2.5, "speed": 2.0,
+        "time_left_s": 10, "restarts": 1, "newest_checkpoint": 20,
+        "weights": f"{KEPT}/step-000000020/model.pt",
+    }  # fmt: skip
     assert run("stop", where).out == "asked for a clean stop\n"
     assert (KEPT / "stop").exists()
 
@@ -324,12 +236,6 @@ def test_a_job_that_is_not_there_is_a_spec_that_cannot_be_read(run: Run, command
     assert refused.err == "nosuch.yaml: No such file or directory; give the path of a job spec\n"
 
 
-def test_a_metric_of_any_name_moves_no_cursor() -> None:
-    row = {"kind": "eval", "step": "\x1b[2J", "acc\x1b]0;title\x07": 0.5}
-    found = state.read({"there": "yes", "progress": json.dumps({"evaluation": row})})
-    assert found.evaluation == r"acc\x1b]0;title\x07 0.5000 at step \x1b[2J"
-
-
 def test_two_tiers_that_run_are_named_with_the_flag(
     run: Run, spec: Spec, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,10 +249,8 @@ def test_two_tiers_that_run_are_named_with_the_flag(
     ssh.write_text(answer.format("yes"))
     record.remember(Path("build/gpt"), record.Launched("hosts"))
     both = run("status", "job.yaml")
-    assert (both.code, both.err) == (
-        2,
-        "gpt runs on local and on hosts: name one with --target local or --target hosts\n",
-    )
+    assert both.code == 2
+    assert "--target local or --target hosts" in both.err
     ssh.write_text(answer.format("no"))
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:\n  running\n")
 
@@ -369,58 +273,27 @@ def test_a_bundle_and_a_checkpoint_directory_elsewhere_are_followed_there(
     (place / "step-000000007").mkdir(parents=True)
     (place / "step-000000007" / "checkpoint.json").write_text("{}")
     told = run("status", spec(GPT + f'checkpoint: {{dir: "{place}"}}\n')).out
-    assert told.splitlines() == [
-        "it's here:",
-        "  no job has begun there",
-        "  newest checkpoint: step 7",
-        "  weights:           it's here/step-000000007/model.pt",
-    ]
+    assert told.splitlines()[0] == "it's here:"
+    assert "newest checkpoint: step 7" in told
     assert run("status", "job.yaml", "--target", "kubernetes").code == 69
     assert run("stop", "job.yaml", "--target", "all").code == 2
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"newest": "x", "progress": "{", "lock": "[]", "saves": "{\t[]"},
-        {
-            "slurm-job": "4711; rm",
-            "progress": '{"step": "9", "loss": true, "losses": 7, "waiting": {}}',
-        },
-        {"progress": '{"evaluation": [], "slow": 7, "losses": [[]], "waiting": ["x"], "unit": {}}'},
-    ],
-)
-def test_what_a_stranger_puts_into_the_directory_does_no_harm(facts: dict[str, str]) -> None:
-    assert state.read({"there": "yes", **facts}) == state.JobState("yes")
-
-
-def test_how_often_a_job_of_slurm_has_come_back() -> None:
-    begun = [[0, 0, "requeue"], [1, 20, "crash"], [2, 20, "requeue"], [3, 40, ""]]
-    kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}
-    facts = {"there": "yes", "status": "running slurm.7.3 40", "slurm-starts": json.dumps(kept)}
-    told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
-    assert told in Report("d", state.read(facts), True).words()
-    for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
-        found = state.read({**facts, "slurm-starts": json.dumps(spoilt)})
-        assert found.starts == ""
 
 
 @pytest.mark.parametrize("tier", ["sky: {bucket: s3://ours}", "hosts: {hosts: [desk, laptop]}"])
 def test_the_doctor_needs_the_checkpoint_directory_here(run: Run, spec: Spec, tier: str) -> None:
     name = tier.partition(":")[0]
     refused = run("doctor", spec(f"{GPT}targets:\n  {tier}\n"), f"--target={name}")
-    told = f"the checkpoint directory of gpt on {name} is not on this machine; run ddpgen doctor"
-    assert (refused.code, refused.err) == (69, f"{told} CHECKPOINT_DIR where the job runs\n")
+    assert refused.code == 69
+    assert f"of gpt on {name} is not on this machine; run ddpgen doctor" in refused.err
 
 
-@pytest.mark.parametrize(
-    ("tier", "at_once"),
-    [("local", "press Ctrl-C twice"), ("hosts", "press Ctrl-C twice"), ("slurm", "scancel JOBID")],
-)
-def test_an_end_at_once_is_left_to_the_tools_of_the_tier(tier: str, at_once: str) -> None:
-    following: Any = SimpleNamespace(tier=tier)
-    with pytest.raises(DdpgenError, match=f"--now is for sky; on {tier}: {at_once}"):
-        commands.stop(following, now=True)
+@pytest.mark.parametrize("tier", ["local", "hosts", "slurm"])
+def test_an_end_at_once_is_left_to_the_tools_of_the_tier(run: Run, spec: Spec, tier: str) -> None:
+    spec(GPT + "targets:\n  hosts: {hosts: [desk]}\n  slurm: {}\n")
+    refused = run("stop", "job.yaml", "--now", f"--target={tier}")
+    assert (refused.code, refused.out) == (1, "")
+    at_once = "scancel JOBID" if tier == "slurm" else "press Ctrl-C twice"
+    assert f"--now is for sky; on {tier}: {at_once}" in refused.err
 
 
 def test_a_launch_on_hosts_is_known_by_what_a_host_has_said(tmp_path: Path) -> None:
