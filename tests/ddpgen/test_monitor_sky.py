@@ -200,18 +200,23 @@ def test_arguments_that_would_fall_apart_on_the_way_are_refused(
     assert sky.calls("sky") == []
 
 
-def test_without_skypilot_the_remedy_is_named(
-    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_an_answer_of_skypilot_nothing_is_guessed(
+    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     spec(SKY)
-    (sky.bin / "sky").unlink()
-    monkeypatch.setenv("PATH", str(sky.bin))
+    sky.answers("queue", DOWN)
+    if missing:
+        (sky.bin / "sky").unlink()
+        monkeypatch.setenv("PATH", str(sky.bin))
     for command in (["launch"], ["status"], ["logs"], ["stop"], ["stop", "--now"]):
         refused = run(*command, "job.yaml", "--target=sky")
         assert (refused.code, refused.out) == (69, "")
-        assert "cannot start sky: No such file or directory; python3 -m venv" in refused.err
+        told = "directory; python3 -m venv" if missing else "output=json: ApiServerConnectionError"
+        assert told in refused.err
         assert (NOT_READ in refused.err) == (command[0] in ("status", "stop"))
         assert (BY_HAND in refused.err) == (command[0] == "stop")
+    assert sky.asked("launch") + sky.asked("cancel") == []
 
 
 def test_skypilot_in_an_environment_of_its_own_is_named_by_a_variable(
@@ -252,11 +257,10 @@ def test_a_skypilot_that_was_never_tried_is_refused_before_anything_is_paid_for(
     [
         (answer(managed(9, "RECOVERING"), managed(8, "FAILED"), managed(6, "RUNNING"), managed(5, "RUNNING", job_name="x")),
          69, "6 (running), 9 (recovering); ddpgen stop ends it cleanly, sky jobs cancel --yes 6 9"),
-        (DOWN, 69, "ApiServerConnectionError"),
         (NO_CONTROLLER, 0, "next:"),
     ],
 )  # fmt: skip
-def test_a_job_of_the_same_name_or_a_server_that_is_down_is_in_the_way(
+def test_a_job_of_the_same_name_that_lives_is_in_the_way(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path, queue: str, code: int, told: str
 ) -> None:
     sky.answers("queue", queue)
@@ -325,18 +329,6 @@ def test_status_of_a_running_job(run: Run, launched: Sky, objects: Objects) -> N
     assert "  newest checkpoint: step 100" in lines  # step 150 is half there
     assert lines[-1] == "  last sign of life 4 min ago"
     assert launched.calls("sky") == [QUEUE]
-
-
-def test_a_server_that_does_not_answer_is_told_and_nothing_is_guessed(
-    run: Run, launched: Sky
-) -> None:
-    launched.answers("queue", DOWN)
-    for command in (["status"], ["logs"], ["stop"], ["stop", "--now"]):
-        refused = run(*command, "job.yaml")
-        assert (refused.code, refused.out) == (69, "")
-        assert "output=json: ApiServerConnectionError" in refused.err
-        assert (BY_HAND in refused.err) == (command[0] == "stop")
-    assert launched.asked("cancel") == []
 
 
 def test_a_program_that_hangs_is_given_up(
