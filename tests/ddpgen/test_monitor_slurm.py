@@ -215,7 +215,7 @@ def test_an_array_has_a_log_and_a_directory_for_each_task(
 
 
 def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> None:
-    line = progress([{"kind": "step", "step": 120, "time": time.time() - 300, "loss": 2.5, "attempt": "slurm.4711.0", "generation": 1}])  # fmt: skip
+    line = progress([{"kind": "step", "step": 120, "time": time.time() - 330, "loss": 2.5, "attempt": "slurm.4711.0", "generation": 1}])  # fmt: skip
     began(launched, "running slurm.4711.0 0", **{"progress.json": line, "slurm_job": "4711 0"})
     cluster.has("4711 RUNNING")
     outcome = run("status", "job.yaml")

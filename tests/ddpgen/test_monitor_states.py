@@ -1,5 +1,7 @@
-"""How a job stands on each tier, as one table: the facts → the state, what `status` prints, whether it is over, what
-`stop` does. tests/golden/status.txt has the whole texts."""
+"""The state of a job on each tier, as one table: what `status` prints, whether it is over, whether `stop` asks it.
+
+The whole texts are in tests/golden/status.txt.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +304,7 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     [
         ([managed(9, "RECOVERING"), managed(8, "FAILED"), managed(7, "RUNNING")], ["7", "9"]),
         ([managed(8, "FAILED"), managed(7, "SUCCEEDED")], ["7"]),  # the one launched from here
-        # Another server numbers its jobs anew.
+        # Another server numbers its jobs from 1 again.
         ([managed(7, "RUNNING", job_name="x"), managed(3, "SUCCEEDED"), managed(2, "FAILED")], ["3"]),
         ([managed(7, "RUNNING", job_name="x")], []),
     ],
