@@ -124,12 +124,7 @@ def _ending(settings: Settings) -> Iterator[Path]:
             settings.checkpoint_dir,
             node_directory(settings.checkpoint_dir, settings.me),
         ):
-            holder = lock.read_lock(place)
-            if (
-                holder
-                and not lock.is_same_job(holder, settings.scheduler)
-                and lock.is_ending(holder)
-            ):
+            if lock.ending(place, settings.scheduler):
                 yield place
 
 

@@ -35,25 +35,14 @@ _SILENT = (
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lock in `directory` that keeps this launch out. `doubt`: why it is too early to tell, else "". `later`: a later
-    start of the same scheduler's job holds it."""
-
-    directory: Path
-    holder: lock.Holder
-    doubt: str = ""
-    later: bool = False
-
-
-@dataclass(frozen=True)
 class Directory:
     """The result of look(). `making`, `writing`: the error, if that failed. `free`: bytes, or None if the file system
-    does not count them."""
+    does not count them. `held`: the locks that keep this launch out."""
 
     making: OSError | None = None
     writing: OSError | None = None
     free: int | None = None
-    held: tuple[Held, ...] = ()
+    held: tuple[lock.HeldByLiveJobError, ...] = ()
     token: str = ""
 
 
@@ -102,40 +91,31 @@ def _free(where: Path) -> int | None:
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
-def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
+def _held(where: Path, settings: Settings, deadline: float) -> Iterator[lock.HeldByLiveJobError]:
     node = node_directory(where, settings.me)
     for directory in (where, node):
-        holder = lock.read_lock(directory)
-        if holder is None:
+        if directory == where and settings.head and _is_our_launch(where, node, settings):
             continue
-        if lock.is_same_job(holder, settings.scheduler):
-            if lock.is_replaced(holder, settings.scheduler):
-                yield Held(directory, holder, later=True)
-                return
-            continue  # an earlier start is fenced off, alive or not
-        if directory == where and settings.head and _is_our_launch(holder, node, settings):
-            continue
-        found = lock.look(directory, max(0.0, deadline - time.monotonic()))
-        if found is None or found[1] is False:
-            continue
-        doubt = "" if found[1] else "it may still be alive"
-        if lock.is_ending(found[0]):
-            doubt = "its last processes are ending"
-        yield Held(directory, found[0], doubt)
-        if not doubt:
-            return  # the same job holds this host's part of it
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            lock.check_may_take(directory, settings.scheduler, left)
+        except lock.HeldByLiveJobError as held:
+            yield held
+            if held.is_certain:
+                return  # the same job holds this host's part of it
 
 
-def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
+def _is_our_launch(where: Path, node: Path, settings: Settings) -> bool:
     """True if the launch that holds the whole directory may be the one to which this host returns."""
-    if holder.job != settings.job or settings.scheduled is not None:
+    holder = lock.read_lock(where)
+    if holder is None or holder.job != settings.job or settings.scheduled is not None:
         return False  # a scheduler's job returns to its own launch only, which was ruled out before
     if settings.least < settings.nodes:
         return True  # hosts come and go
     try:
         return holder.attempt in (node / "launch").read_text("utf-8", "replace").split()
     except OSError:
-        return not lock.is_here(holder)
+        return not holder.is_here
 
 
 def _token(where: Path) -> str:
@@ -209,17 +189,8 @@ def _in_the_way(where: Path) -> Path:
     return next((p for p in parts if os.path.lexists(p) and not os.path.isdir(p)), where)
 
 
-def _in_use(settings: Settings, held: Held) -> Finding:
+def _in_use(settings: Settings, held: lock.HeldByLiveJobError) -> Finding:
     """DIR004. It is a note if it is too early to tell, because the launch will look again. It is also a note if this is
     only a check and the job itself runs."""
-    holder = held.holder
-    if held.later:
-        told = lock.later_start(held.directory, holder, settings.scheduler)
-        return Finding("DIR004", settings.me, *told)
-    if held.doubt:
-        cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {held.doubt}"
-        remedy = "nothing: the launch waits until that is certain"
-        return Finding("DIR004", settings.me, cause, remedy, NOTE)
-    cause = f"{held.directory} is {lock.who_holds(holder)}"
-    severity = NOTE if settings.only and holder.job == settings.job else ""
-    return Finding("DIR004", settings.me, cause, lock.how_to_end(held.directory, holder), severity)
+    is_note = not held.is_certain or (settings.only and held.job == settings.job)
+    return Finding("DIR004", settings.me, held.cause, held.remedy, NOTE if is_note else "")

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 from train.base import typed
 from train.base.console import say
@@ -42,10 +42,14 @@ SILENCE_S = 60.0
 # How long a start waits for the workers of a start whose launch script was killed. They write a checkpoint and end, or
 # torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
+_WATCH_S = 0.5
 _REMEMBERED = 2  # generations
 _GUARD = ".lock.guard"
 # A process id and its start time.
 Process = tuple[int, int]
+# `ending`: only the holder's workers are left. `unknown`: it is too early to tell.
+Life = Literal["alive", "ending", "unknown", "over"]
+_DOUBTS = {"ending": "its last processes are ending", "unknown": "it may still be alive"}
 _Writer = Optional[Process]
 
 
@@ -54,7 +58,14 @@ class FencedOffError(Exception):
 
 
 class HeldByLiveJobError(TrainError):
-    """The checkpoint directory belongs to a job that is still running."""
+    """The checkpoint directory belongs to a job that is still running, or to a later start of this job.
+
+    `job`: the holder's name. `is_certain`: false if the holder may be dead, or is about to end.
+    """
+
+    def __init__(self, cause: str, remedy: str, job: str = "", is_certain: bool = True) -> None:
+        super().__init__(f"{cause}; {remedy}")
+        self.cause, self.remedy, self.job, self.is_certain = cause, remedy, job, is_certain
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,15 @@ class Holder:
     since: float = 0.0
     worlds: tuple[str, ...] = ()
     scheduler: str = ""
+
+    @property
+    def scheduled(self) -> Scheduled | None:
+        return Scheduled.parse(self.scheduler)
+
+    @property
+    def is_here(self) -> bool:
+        """True if the holder's processes are, or were, on this host, where they are visible."""
+        return self.boot == machine()
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,7 @@ def claim(
     )
     while True:
         # Judge outside the file lock, because a holder needs that lock to show that it lives.
-        judged = _check_may_take(directory, scheduler)
+        judged = check_may_take(directory, scheduler)
         with locked(directory / _GUARD):
             if read_lock(directory) == judged:
                 _write_lock(directory, mine)
@@ -119,31 +139,51 @@ def claim(
     # If the file system has no locks, two claims may both have come this far: the last write won.
     on_file = read_lock(directory)
     if on_file is None or on_file.attempt != mine.attempt:
-        raise HeldByLiveJobError(f"another job took {directory} at the same moment; try again")
+        raise HeldByLiveJobError(f"another job took {directory} at the same moment", "try again")
     return mine.attempt
 
 
 def check_free(directory: Path, scheduler: str) -> None:
     """Raise HeldByLiveJobError if claim() would, but take nothing. Raises OSError."""
     await_last_words(directory, scheduler)
-    _check_may_take(directory, scheduler)
+    check_may_take(directory, scheduler)
+
+
+def check_may_take(
+    directory: Path, scheduler: str, timeout_s: float | None = None
+) -> Holder | None:
+    """Return the holder, which may be replaced. Raises HeldByLiveJobError if it may not, and OSError.
+
+    `timeout_s`: how long to watch a holder on another machine; by default until it is certain whether it lives.
+    """
+    holder = check_not_replaced(directory, scheduler)
+    # An earlier start, or this start on another host, may be replaced without a look at its processes.
+    if holder is None or is_same_job(holder, scheduler):
+        return holder
+    if timeout_s is None:
+        life: Life = "alive" if _is_alive(directory, holder) else "over"
+    else:
+        life = look(directory, holder, timeout_s)
+    if life == "alive":
+        cause = f"{directory} is {who_holds(holder)}"
+        raise HeldByLiveJobError(cause, how_to_end(directory, holder), holder.job)
+    if life != "over":
+        cause = f"{directory} was {who_holds(holder, 'held by')}; {_DOUBTS[life]}"
+        remedy = "nothing: the launch waits until that is certain"
+        raise HeldByLiveJobError(cause, remedy, holder.job, is_certain=False)
+    return holder
 
 
 def check_not_replaced(directory: Path, scheduler: str) -> Holder | None:
     """Return the holder, or None. Raises HeldByLiveJobError if it is a later start of the scheduler's job."""
-    holder = read_lock(directory)
-    if holder is not None and is_replaced(holder, scheduler):
-        raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
-    return holder
-
-
-def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
-    """Return the holder, which may be replaced. Raises HeldByLiveJobError if it may not."""
-    holder = check_not_replaced(directory, scheduler)
-    # An earlier start, or this start on another host, may be replaced without a look at its processes.
-    if holder and not is_same_job(holder, scheduler) and _is_alive(directory, holder):
+    holder, mine = read_lock(directory), Scheduled.parse(scheduler)
+    later = holder.scheduled if holder is not None else None
+    if holder and mine and later and mine.is_replaced_by(later):
         raise HeldByLiveJobError(
-            f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
+            f"{directory} is held by a later start of {mine.name}: start {later.restarts + 1}, on "
+            f"{holder.host}, and this is start {mine.restarts + 1}",
+            f"nothing, this start is over; if there is no such job any more, rm {directory / 'lock'}",
+            holder.job,
         )
     return holder
 
@@ -167,13 +207,7 @@ def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: s
 def is_same_job(holder: Holder, scheduler: str) -> bool:
     """True if the holder and `scheduler` are starts of one scheduler's job."""
     mine = Scheduled.parse(scheduler)
-    return mine is not None and mine.is_same_job(Scheduled.parse(holder.scheduler))
-
-
-def is_replaced(holder: Holder | None, scheduler: str) -> bool:
-    """True if the holder is a later start of the scheduler's job than `scheduler`."""
-    mine = Scheduled.parse(scheduler)
-    return bool(mine and holder and mine.is_replaced_by(Scheduled.parse(holder.scheduler)))
+    return mine is not None and mine.is_same_job(holder.scheduled)
 
 
 class Fence:
@@ -187,9 +221,7 @@ class Fence:
         """
         self._directory = directory
         with locked(directory / _GUARD):
-            holder = read_lock(directory)
-            if holder is None or holder.attempt != attempt:
-                raise FencedOffError(_fenced_message(directory, attempt, holder))
+            holder = check_held(directory, attempt)
             if start is None:
                 start = Start(max(steps_on_disk(directory), default=0))
             _check_progress(directory, holder, start)
@@ -261,7 +293,7 @@ def keep_alive(
 
 def _moved_here(holder: Holder) -> Holder:
     """The same holder, with the processes of this host as its sign of life."""
-    if is_here(holder):
+    if holder.is_here:
         return holder
     launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
     return replace(
@@ -295,27 +327,33 @@ def read_lock(directory: Path) -> Holder | None:
         return None
 
 
-def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None:
-    """Return the holder of `directory`, and true if it is alive by the rules of claim(). Takes nothing.
+def check_held(directory: Path, attempt: str) -> Holder:
+    """Return the holder. Raises FencedOffError if it is not `attempt`."""
+    holder = read_lock(directory)
+    if holder is None or holder.attempt != attempt:
+        raise FencedOffError(_fenced_message(directory, attempt, holder))
+    return holder
 
-    The second value is None if `timeout_s` seconds are too short to tell. Raises OSError.
+
+def look(directory: Path, holder: Holder, timeout_s: float) -> Life:
+    """Find out if the holder of `directory` is alive, in at most `timeout_s` seconds. Raises OSError."""
+    if not holder.is_here:
+        renews = _pulse(directory, timeout_s)
+        return "unknown" if renews is None else "alive" if renews else "over"
+    if _is_running(holder.launcher):
+        return "alive"
+    return "ending" if holder.writer and _is_running(holder.writer) else "over"
+
+
+def ending(directory: Path, scheduler: str) -> Holder | None:
+    """Return the holder if only its workers are left on this host. They end by themselves, and claim() waits for that.
+
+    Not if it is an earlier start of the scheduler's job, because its workers are fenced off.
     """
     holder = read_lock(directory)
-    if holder is None or is_here(holder):
-        return (holder, _is_alive(directory, holder)) if holder else None
-    return holder, _pulse(directory, timeout_s)
-
-
-def is_here(holder: Holder) -> bool:
-    """True if the holder's processes are, or were, on this host, where they are visible."""
-    return holder.boot == machine()
-
-
-def is_ending(holder: Holder) -> bool:
-    """True if only the holder's workers are left. They end by themselves, and claim() waits for that."""
-    if not is_here(holder) or _is_running(holder.launcher):
-        return False
-    return holder.writer is not None and _is_running(holder.writer)
+    if holder is None or not holder.is_here or is_same_job(holder, scheduler):
+        return None
+    return holder if look(directory, holder, 0.0) == "ending" else None
 
 
 def _write_lock(directory: Path, holder: Holder) -> None:
@@ -323,65 +361,70 @@ def _write_lock(directory: Path, holder: Holder) -> None:
 
 
 def _is_alive(directory: Path, holder: Holder) -> bool:
-    if is_here(holder):
-        return any(_is_running(p) for p in (holder.launcher, holder.writer) if p)
-    say(
-        f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
-        f"{SILENCE_S:g} s whether that is still alive"
-    )
-    return _pulse(directory, SILENCE_S) is True
+    """Watch the holder for as long as it takes."""
+    if not holder.is_here:
+        say(
+            f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
+            f"{SILENCE_S:g} s whether that is still alive"
+        )
+    return look(directory, holder, SILENCE_S) in ("alive", "ending")
 
 
 def await_last_words(directory: Path, scheduler: str = "") -> None:
-    """Wait for the holder's workers if its launch script is dead, because then they are about to end.
-
-    Do not wait for an earlier start of the scheduler's job, because its workers are fenced off.
-    """
-    holder = read_lock(directory)
-    if holder is None or holder.writer is None or is_same_job(holder, scheduler):
-        return
-    if not is_ending(holder):
+    """Wait for the holder's workers if its launch script is dead, because then they are about to end."""
+    holder = ending(directory, scheduler)
+    if holder is None:
         return
     say(
         f"the supervisor of attempt {holder.attempt} was killed; waiting for its workers to write "
         "their checkpoint and end"
     )
     deadline = time.monotonic() + LAST_WORDS_S
-    while _is_running(holder.writer) and time.monotonic() < deadline:
+    while look(directory, holder, 0.0) == "ending" and time.monotonic() < deadline:
         time.sleep(0.1)  # the writer is not a child of this process, so waitpid cannot wait for it
 
 
 def _pulse(directory: Path, timeout_s: float) -> bool | None:
-    """True if a holder on another machine renews its lock; None if `timeout_s` seconds are too short to tell.
+    """watch() a holder on another machine, which renews the time of its lock file."""
 
-    Both times compared come from the file server, so no two machines' clocks have to agree.
+    def beat() -> tuple[float | None, bool]:
+        now = _server_time(directory)
+        with contextlib.suppress(FileNotFoundError):
+            renewed = (directory / "lock").stat().st_mtime
+            return renewed, now - renewed > SILENCE_S
+        return None, True
+
+    return watch(beat, timeout_s, _WATCH_S)
+
+
+def _server_time(directory: Path) -> float:
+    """Return the file server's time, because no two machines' clocks agree."""
+    guard = directory / _GUARD
+    guard.touch()
+    return guard.stat().st_mtime
+
+
+def watch(beat: Callable[[], tuple[object, bool]], timeout_s: float, every_s: float) -> bool | None:
+    """True as soon as a holder renews its beat, and false if it gives up its place or is silent for too long. None if
+    `timeout_s` seconds are too short to tell.
+
+    `beat`: look at the holder. It returns a value that each renewal changes, or None if nobody holds the place, and
+    true if the last renewal is too long ago. No file lock may be held, because a holder may need that to renew.
     """
-    probe = directory / f".clock.{os.getpid()}"
-    try:
-        deadline = time.monotonic() + timeout_s
-        first = _mtime(directory / "lock")
-        while first is not None:
-            probe.touch()
-            now = probe.stat().st_mtime
-            # Look for a renewal first: this process or the file server may have stood still for longer than SILENCE_S.
-            if _mtime(directory / "lock") != first:
-                return True
-            if now - first > SILENCE_S:
-                return False
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(0.5, left))  # a file on a network mount has no event to wait for
-        return False
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def _mtime(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return None
+    deadline = time.monotonic() + timeout_s
+    first, is_silent = beat()
+    now = first
+    while now is not None and not is_silent:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        # Poll, because neither a network mount nor a bucket has an event to wait for.
+        time.sleep(min(every_s, left))
+        now, is_silent = beat()
+        # This process or the place may have stood still for long, so a renewal counts before the silence.
+        if now not in (None, first):
+            return True
+    return False
 
 
 def _is_running(process: Process) -> bool:
@@ -392,7 +435,7 @@ def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
     """`held by Slurm job 4711, job 'gpt', …`, with everything that helps to find the holder. `otherwise`: the verb
     without a scheduler."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    scheduled = Scheduled.parse(holder.scheduler)
+    scheduled = holder.scheduled
     held = f"held by {scheduled.name}," if scheduled else otherwise
     return (
         f"{held} job {holder.job!r}, attempt {holder.attempt}, process {holder.launcher[0]} on "
@@ -402,27 +445,12 @@ def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
 
 def how_to_end(held: Path, holder: Holder) -> str:
     """The remedy against a job that holds `held`."""
-    scheduled = Scheduled.parse(holder.scheduler)
+    scheduled = holder.scheduled
     cancel = f"end it at once with '{scheduled.cancel}', " if scheduled and scheduled.cancel else ""
     return (
         f"wait for it, stop it cleanly with 'touch {stop_file(held)}', {cancel}or give this job "
         "another checkpoint.dir"
     )
-
-
-def later_start(directory: Path, holder: Holder, scheduler: str) -> tuple[str, str]:
-    """Cause and remedy if the holder is a later start of the scheduler's job."""
-    mine, later = Scheduled.parse(scheduler), Scheduled.parse(holder.scheduler)
-    assert mine is not None
-    assert later is not None
-    cause = (
-        f"{directory} is held by a later start of {mine.name}: start {later.restarts + 1}, on "
-        f"{holder.host}, and this is start {mine.restarts + 1}"
-    )
-    remedy = (
-        f"nothing, this start is over; if there is no such job any more, rm {directory / 'lock'}"
-    )
-    return cause, remedy
 
 
 def _fenced_message(directory: Path, attempt: str, holder: Holder | None) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from train.base.console import say
 from train.base.files import replace_file
 from train.run.layout import steps_on_disk
-from train.run.lock import FencedOffError, read_lock
+from train.run.lock import check_held, read_lock
 from train.run.status import Status, read_status, record_status, write_status
 
 # Characters of an exception's text, which may be a page, that go into the status.
@@ -56,11 +56,7 @@ class Node:
 
     def check(self) -> None:
         """Raise FencedOffError if this host's script has been started again since."""
-        holder = read_lock(self.directory)
-        if holder is None or holder.attempt != self.attempt:
-            raise FencedOffError(
-                f"attempt {self.attempt} no longer holds {self.directory}; it stops writing and ends"
-            )
+        check_held(self.directory, self.attempt)
 
     def write(self, word: str, step: int | None = None, reason: str = "") -> None:
         """Write the status; without a step, the step on file stays. Raises TrainError, FencedOffError."""

@@ -18,7 +18,7 @@ from train.base.console import say
 from train.base.errors import TrainError, exit_at_once
 from train.base.scheduler import VARIABLE, Scheduled
 from train.health import heartbeats
-from train.run.lock import FencedOffError, is_replaced, read_lock
+from train.run.lock import FencedOffError, read_lock
 from train.run.node import Node
 
 LOOK_S = 1.0
@@ -32,8 +32,7 @@ class Replacement:
     def __init__(self, directory: Path, env: Mapping[str, str], node: Node | None) -> None:
         """`env`: torchrun's variables, and the one that names this start (train.base.scheduler)."""
         self._directory, self._node = directory, node
-        self._scheduler = env.get(VARIABLE, "")
-        self._mine = Scheduled.parse(self._scheduler)
+        self._mine = Scheduled.parse(env.get(VARIABLE, ""))
         self._rank = int(env.get("RANK", "0"))
         self._speaks = env.get("LOCAL_RANK", "0") == "0"
         self._has_agent = "TORCHELASTIC_RUN_ID" in env
@@ -56,10 +55,9 @@ class Replacement:
             holder = read_lock(self._directory)
         except OSError:
             return False  # a file server that is away for a moment
-        if holder is None or not is_replaced(holder, self._scheduler):
+        later = holder.scheduled if holder is not None else None
+        if holder is None or later is None or not self._mine.is_replaced_by(later):
             return False
-        later = Scheduled.parse(holder.scheduler)
-        assert later is not None
         self._why = (
             f"a later start of {self._mine.name} has taken over (start {later.restarts + 1}, on "
             f"{holder.host}); this one (start {self._mine.restarts + 1}) stops "

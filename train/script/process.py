@@ -23,7 +23,7 @@ from train.base.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.base.placeholders import MASTER_PORT, NEWEST
 from train.base.scheduler import VARIABLE, Scheduled
 from train.run import saves
-from train.run.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
+from train.run.lock import HeldByLiveJobError, check_not_replaced, keep_alive, read_lock, take
 from train.run.node import Node, is_over, record_crash
 from train.run.replaced import Replacement
 from train.run.status import Status, read_status, write_status
@@ -277,7 +277,8 @@ class Runner(ABC):
         if self._node is not None and self._rank == 0:
             # Write the whole job's status as well as this host's.
             launch = self._node.launch() or self._attempt
-            if not is_replaced(read_lock(self._whole), self._scheduler):
+            with contextlib.suppress(HeldByLiveJobError):
+                check_not_replaced(self._whole, self._scheduler)
                 write_status(self._whole, Status(word, launch, step, reason))
 
 

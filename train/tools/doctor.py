@@ -22,7 +22,6 @@ from typing import Any
 from train.base import processes
 from train.base.console import plain
 from train.base.files import open_file, read_file
-from train.base.scheduler import Scheduled
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.view import Preflight
@@ -191,10 +190,9 @@ def _holders(places: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
         with contextlib.suppress(OSError):
             read_file(place / "lock")  # raises for a pipe, and for a file that is too large
             holder = lock.read_lock(place)
-            if holder is not None and lock.is_here(holder):
-                yield lock.look(place, 0.0) or (holder, False)
-            elif holder is not None:
-                yield holder, None
+            if holder is not None:
+                here = holder.is_here
+                yield holder, lock.look(place, holder, 0.0) != "over" if here else None
 
 
 def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
@@ -275,8 +273,7 @@ def _without_heartbeats(page: Page) -> str:
         return "The last launch was refused by the preflight, and nothing was started:"
     for holder, lives in page.holders:
         if lives:
-            scheduled = Scheduled.parse(holder.scheduler)
-            which = f"{scheduled.name}, " if scheduled else ""
+            which = f"{holder.scheduled.name}, " if holder.scheduled else ""
             return (
                 f"The job is alive ({which}process {holder.launcher[0]} on {holder.host}), but nothing "
                 "of it has a heartbeat here: a command (train.command) never has one, and other jobs have "
@@ -286,7 +283,7 @@ def _without_heartbeats(page: Page) -> str:
         return "Nothing has begun: there was a preflight, which found no reason against a launch."
     away = [holder for holder, lives in page.holders if lives is None]
     if away:
-        jobs = [Scheduled.parse(holder.scheduler) for holder in away]
+        jobs = [holder.scheduled for holder in away]
         ask = next((f", or by '{job.ask}'" for job in jobs if job and job.ask), "")
         return (
             "No process of this job has a heartbeat here; whether it is alive can be seen on "
