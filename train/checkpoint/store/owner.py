@@ -8,6 +8,7 @@ for a while ends nothing: the training goes on, and looks again.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import threading
 import time
@@ -15,10 +16,9 @@ from dataclasses import asdict, dataclass, replace
 
 from train.base import typed
 from train.base.console import say
-from train.base.errors import TrainError
 from train.checkpoint.store.places import Store, StoreError, why
 from train.checkpoint.store.retries import Answering, with_retries
-from train.run.lock import FencedOffError
+from train.run.lock import FencedOffError, HeldByLiveJobError, watch
 
 OWNER, MANIFEST = "owner.json", "manifest.json"
 LOOK_S = 10.0
@@ -101,13 +101,13 @@ class Ownership:
         """Own the store from now on.
 
         `turn`: the turn that this start had before its processes were restarted, or None.
-        Raises TrainError if another live job owns the store, FencedOffError if a later start of this job owns it, and
+        Raises HeldByLiveJobError if another live job owns the store, FencedOffError if a later start of this job owns it, and
         OSError if the store cannot be used.
         """
         name = self._store.name
         before: Owner | None = with_retries(name, lambda: read_owner(self._store))
         if before is not None:
-            self._check_may_take(before, turn, SILENCE_S)
+            self._check_may_take(before, turn)
         self._me = replace(self._me, turn=before.turn + 1 if before is not None else 1)
         with_retries(name, self._renew)
         # Two starts may have come this far at once: the last write won.
@@ -177,39 +177,43 @@ class Ownership:
             if found is not None and found.token == self._me.token:
                 self._store.delete(OWNER)
 
-    def _check_may_take(self, holder: Owner, turn: int | None, timeout_s: float) -> None:
+    def _check_may_take(self, holder: Owner, turn: int | None) -> None:
         if self._me.is_same_job(holder):
-            mine, theirs = self._me.restarts, holder.restarts
-            came_since = turn is not None and holder.home != self._me.home and holder.turn > turn
-            if holder.job == self._me.job and (theirs > mine or (theirs == mine and came_since)):
+            # Without a turn of its own, or in the same directory, this start comes after the holder.
+            if turn is None or holder.home == self._me.home:
+                turn = holder.turn
+            if holder.is_later(replace(self._me, turn=turn, token=holder.token)):
                 raise FencedOffError(
                     f"a later start of this job, on {holder.host}, writes to {self._store.name}; this "
                     "one ends"
                 )
             return
         say(
-            f"{self._store.name} was written to by {_name(holder)}; looking for up to {timeout_s:g} s "
+            f"{self._store.name} was written to by {_name(holder)}; looking for up to {SILENCE_S:g} s "
             "whether that is still alive"
         )
-        deadline = time.monotonic() + timeout_s
-        last = deadline + _AWAY * timeout_s
-        while time.monotonic() < deadline:
-            self._ended.wait(min(_WATCH_S, max(0.0, deadline - time.monotonic())))
+        since = began = time.monotonic()
+
+        def beat() -> tuple[Owner | None, bool]:
+            nonlocal since
+            now: Owner | None = holder
             try:
                 now = read_owner(self._store)
-                if now is None and not self._store.list(OWNER):
-                    return
+                if now is None and self._store.list(OWNER):
+                    now = holder  # its record is being written
             except PermissionError:
                 raise
             except OSError:
                 # The store itself is silent, which is no sign of the owner's life or end.
-                deadline = min(last, time.monotonic() + timeout_s)
-                continue
-            if now is not None and now != holder:
-                raise TrainError(
-                    f"{self._store.name} belongs to {_name(now)}, which is running; stop that one "
-                    "first, or give this job another name or prefix"
-                )
+                since = min(time.monotonic(), began + _AWAY * SILENCE_S)
+            return now, time.monotonic() - since >= SILENCE_S
+
+        if watch(beat, math.inf, _WATCH_S):
+            owner = read_owner(self._store) or holder
+            raise HeldByLiveJobError(
+                f"{self._store.name} belongs to {_name(owner)}, which is running",
+                "stop that one first, or give this job another name or prefix",
+            )
 
     def _renew(self) -> None:
         with self._renewing:
