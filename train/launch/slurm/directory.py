@@ -21,6 +21,7 @@ from train.base import typed
 from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
+from train.base.scheduler import Scheduled
 from train.launch.directory import steps_saved
 from train.launch.slurm.decision import AGAIN, Begun, Failure
 from train.launch.slurm.job import Controller, is_over
@@ -65,6 +66,10 @@ class Directory:
     def scheduler(self) -> str:
         return f"slurm {self.job} {self.requeue_count}"
 
+    @property
+    def _start(self) -> Scheduled:
+        return Scheduled("slurm", self.job, self.requeue_count)
+
     # --- whose it is --------------------------------------------------------------------------------
 
     def make(self) -> None:
@@ -95,37 +100,33 @@ class Directory:
         return Refusal(EXIT_UNAVAILABLE, f"{where}: {error.strerror}; {remedy} ({codes})")
 
     def _check_free(self, controller: Controller) -> None:
-        holder = self._holder()
-        if holder and holder[0] != self.job:
-            self._check_over(holder, controller)
+        holder, cluster = self._holder()
+        if holder is not None and not self._start.is_same_job(holder):
+            self._check_over(holder.job, cluster or self.cluster, controller)
         lock.check_free(self.path, self.scheduler)
 
-    def _holder(self) -> list[str]:
-        """Return the job that has the directory, its requeue count and its cluster; [] without one."""
+    def _holder(self) -> tuple[Scheduled | None, str]:
+        """Return the start that has the directory, if any, and its cluster."""
+        words: list[str] = []
         with contextlib.suppress(OSError):
-            return read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
-        return []
+            words = read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
+        return Scheduled.parse(" ".join(["slurm", *words[:2]])), " ".join(words[2:])
 
-    def _check_over(self, holder: list[str], controller: Controller) -> None:
-        job, cluster = holder[0], holder[2] if len(holder) > 2 else self.cluster
+    def _check_over(self, job: str, cluster: str, controller: Controller) -> None:
         whose = f"{self.path} belongs to Slurm job {job}"
         if cluster != self.cluster:
             remedy = f"if it is over, rm {self.path / 'slurm-job'}"
-            raise Refusal(EXIT_UNAVAILABLE, f"{whose} of the cluster {cluster}; {remedy} (DIR004)")
+            raise lock.HeldByLiveJobError(f"{whose} of the cluster {cluster}", remedy)
         state = controller.state_of(job)
         if not is_over(state):
             remedy = f"wait for it, end it (scancel {job}), or give this job another checkpoint.dir"
-            raise Refusal(
-                EXIT_UNAVAILABLE, f"{whose}, which is {state or 'unknown'}; {remedy} (DIR004)"
-            )
+            raise lock.HeldByLiveJobError(f"{whose}, which is {state or 'unknown'}", remedy)
 
     @property
     def is_ours(self) -> bool:
         """True if this start of the job has taken the directory, or if an earlier one has and no later one."""
-        holder = self._holder()
-        if len(holder) < 2 or holder[0] != self.job or not holder[1].isdecimal():
-            return False
-        return int(holder[1]) <= self.requeue_count
+        holder, _ = self._holder()
+        return self._start.is_same_job(holder) and not self._start.is_replaced_by(holder)
 
     def release(self) -> None:
         """Free the directory for another job, because this one does not come back."""
