@@ -103,6 +103,12 @@ class Directory:
         holder, cluster = self._holder()
         if holder is not None and not self._start.is_same_job(holder):
             self._check_over(holder.job, cluster or self.cluster, controller)
+        elif holder is not None and self._start.is_replaced_by(holder):
+            raise lock.HeldByLiveJobError(
+                f"{self.path} belongs to a later start of {holder.name}: restart {holder.restarts}, and "
+                f"this is restart {self.requeue_count}",
+                f"nothing, this start is over; if there is no such job any more, rm {self.path / 'slurm-job'}",
+            )
         lock.check_free(self.path, self.scheduler)
 
     def _holder(self) -> tuple[Scheduled | None, str]:

@@ -64,6 +64,11 @@ def files(place: Path) -> dict[str, bytes]:
             "COMPLETED",
             "belongs to Slurm job 5 of the cluster there; if it is over, rm ",
         ),
+        (
+            "7 1 here",
+            "RUNNING",
+            "to a later start of Slurm job 7: restart 1, and this is restart 0",
+        ),
     ],
 )
 def test_a_refused_job_touches_nothing(tmp_path: Path, on_file: str, state: str, said: str) -> None:
