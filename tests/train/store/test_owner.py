@@ -156,6 +156,21 @@ def test_what_was_here_before_is_not_waited_for(
     second.close()
 
 
+def test_a_start_whose_disk_did_not_keep_its_turn_is_not_replaced_by_itself(
+    store: DirectoryStore,
+) -> None:
+    for _ in range(2):
+        before = start(store, home="here")
+        before.take()
+        before.close()
+    assert before.turn == 2
+    with pytest.raises(FencedOffError, match="a later start of this job"):
+        start(store, home="elsewhere").take(turn=1)
+    again = start(store, home="here")
+    again.take(turn=1)
+    again.close()
+
+
 def test_a_renewal_of_the_earlier_start_that_comes_late_takes_nothing_back(
     store: DirectoryStore,
 ) -> None:
