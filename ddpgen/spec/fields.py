@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field
 from typing import TYPE_CHECKING, Any
 
@@ -338,21 +338,16 @@ def describe(node: Node) -> str:
     return "an alias" if node.tag == "alias" else show(node.text)
 
 
-# Names that other tools use. They are too unlike ours for did_you_mean to find by similarity.
-_ALSO_CALLED = {
-    "learning_rate": "lr",
-    "max_grad_norm": "grad_clip",
-    "batch_size": "global_batch_size",
-}
-
-
-def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], more: str = "") -> str:
     """Return the remedy for an unknown word. `more`: the remedy if no known word is similar."""
+    close = similar(word, known)
+    return f"did you mean {close}?" if close else more or f"write one of {', '.join(known)}"
+
+
+def similar(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like `word`; "" if none is similar."""
     import difflib
 
-    word = _ALSO_CALLED.get(word, word)
     written = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word[:LONGEST].lower(), written, 1, 0.6)
-    if close:
-        return f"did you mean {written[close[0]]}?"
-    return more or f"write one of {', '.join(known)}"
+    return written[close[0]] if close else ""

@@ -7,7 +7,7 @@ overlays. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from typing import Any
 
@@ -22,13 +22,28 @@ from ddpgen.spec.fields import (
     Text,
     decimal,
     describe,
-    did_you_mean,
     refuse_non_number,
     show,
+    similar,
 )
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted, is_null
 
 Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
+
+# Names of torchrun, Slurm, SkyPilot and training frameworks for fields that are called otherwise here.
+ALSO_CALLED = {
+    "nproc_per_node": "procs_per_node", "nnodes": "nodes", "max_restarts": "restarts",
+    "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
+    "job_name": "name", "ntasks": "procs_per_node", "ntasks_per_node": "procs_per_node",
+    "cpus_per_task": "cpus_per_proc", "gpus": "gpus_per_node", "gres": "gpus_per_node",
+    "walltime": "time", "time_limit": "time", "mail_user": "mail_to", "mail_type": "mail_on",
+    "num_nodes": "nodes", "use_spot": "spot", "envs": "env",
+    "learning_rate": "lr", "lr_scheduler": "schedule", "max_grad_norm": "grad_clip",
+    "max_steps": "steps", "max_epochs": "epochs", "num_epochs": "epochs", "model": "workload",
+    "batch_size": "global_batch_size", "per_device_train_batch_size": "micro_batch_size",
+    "num_workers": "data_workers", "mixed_precision": "precision", "dtype": "precision",
+}  # fmt: skip
+_MOST_LISTED = 12  # keys; a longer list is not read
 
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
@@ -36,13 +51,16 @@ _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 class Walk:
     """One pass over a merged spec.
 
-    `of_script`: True if `args` are words for a script, which gets them as they are written. `elsewhere` returns the
-    group that has a field of the given name, or "". `missing` is kept apart from `findings`, because a field may be
-    missing on one tier alone. `wrong`: the paths of the fields that hold a stand-in.
+    `of_script`: True if `args` are words for a script, which gets them as they are written. `top`: the keys that
+    every spec may have. `elsewhere` returns the group that has a field of the given name, in words, and the field's
+    path. `missing` is kept apart from `findings`, because a field may be missing on one tier alone. `wrong`: the
+    paths of the fields that hold a stand-in, or that a misspelt key stands for.
     """
 
-    def __init__(self, of_script: bool, elsewhere: Callable[[str], str]) -> None:
-        self.of_script, self._elsewhere = of_script, elsewhere
+    def __init__(
+        self, of_script: bool, top: Collection[str], elsewhere: Callable[[str], tuple[str, str]]
+    ) -> None:
+        self.of_script, self._top, self._elsewhere = of_script, top, elsewhere
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
         self.wrong: set[str] = set()
@@ -62,14 +80,24 @@ class Walk:
     def refuse(self, node: Node, refused: Refused) -> None:
         self.findings.append(yamltree.finding(node, refused.what, refused.remedy))
 
-    def unknown(self, table: Table, name: str, known: Mapping[str, Any]) -> None:
-        path = table.entries[name].path or (*table.path, name)
-        if elsewhere := self._elsewhere(name):
-            remedy = f"it belongs to {elsewhere}"
+    def unknown(self, table: Table, name: str, known: Collection[str], path: Path) -> None:
+        """Report a key that the group at `path` does not have. The field that was meant is not missing as well."""
+        where = table.entries[name].path or (*table.path, name)
+        known = self._top if len(where) == 1 else known
+        word = ALSO_CALLED.get(name, name)
+        group, field = self._elsewhere(word) if word not in known else ("", "")
+        if group and word == name:
+            remedy = f"it belongs to {group}"
+        elif group:
+            remedy = f"write {word}, which belongs to {group}"
+        elif close := similar(word, known):
+            remedy, field = f"did you mean {close}?", dotted((*path, close))
+        elif len(known) <= _MOST_LISTED:
+            remedy = f"write one of {', '.join(known)}"
         else:
-            at_top = ("targets",) if len(path) == 1 else ()
-            remedy = did_you_mean(name, (*known, *at_top))
-        self.findings.append(Finding(table.keys[name], dotted(path), "unknown key", remedy))
+            remedy = "docs/spec.md lists every key"
+        self.wrong.add(field)
+        self.findings.append(Finding(table.keys[name], dotted(where), "unknown key", remedy))
 
 
 class Texts(Kind):
@@ -195,7 +223,7 @@ class Group(Kind):
             raise self.misfit(node)
         for name in node.entries:
             if name not in self.inner:
-                walk.unknown(node, name, self.inner)
+                walk.unknown(node, name, self.inner, path)
         values = {}
         for field in self.fields:
             name, kind, here = field.name, self.inner[field.name], (*path, field.name)
@@ -204,8 +232,8 @@ class Group(Kind):
                 if not (is_null(below) and field.metadata["null"]):
                     values[name] = walk.value(kind, below, here)
             elif name in self.needed:
-                where = dotted((*node.path, name))
-                walk.missing.append(Finding(node.place, where, "is missing", f"write {kind.wants}"))
+                if dotted(here) not in walk.wrong:
+                    walk.missing.append(_missing(node, name, kind))
                 values[name] = walk.stand_in(kind, here)
         return self.model(**values)
 
@@ -251,6 +279,8 @@ class Groups(Kind):
         self.group, self.sample = group, ()
 
     def read(self, node: Node, path: Path, walk: Walk) -> tuple[Any, ...]:
+        if self.group.shorthand and isinstance(node, Scalar) and not is_null(node):
+            raise Refused(f"is {describe(node)}", f"write a list: [{node.text}]")
         if not isinstance(node, Listing):
             raise self.misfit(node)
         listed = enumerate(node.items)
@@ -264,6 +294,12 @@ class Groups(Kind):
 
     def load(self, held: list[Any]) -> tuple[Any, ...]:
         return tuple(self.group.load(each) for each in held)
+
+
+def _missing(table: Table, name: str, kind: Kind) -> Finding:
+    below = "its fields below it; docs/spec.md lists them"
+    remedy = f"write {name}: with {below if kind.inner else kind.wants}"
+    return Finding(table.place, dotted((*table.path, name)), "is missing", remedy)
 
 
 def _json_value(node: Scalar) -> Any:

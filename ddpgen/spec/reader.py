@@ -49,11 +49,12 @@ def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)
+    top = (*Group(JobSpec).inner, "targets")
     readings = {}
     for tier, overlay in overlays.items():
         kind = Group(models[tier])
         merged = _merge(root, overlay, kind) if overlay else root
-        walk = Walk(_runs_script(merged), partial(_elsewhere, models))
+        walk = Walk(_runs_script(merged), top, partial(_elsewhere, models))
         job = kind.read(merged, (), walk)
         unfit = [*walk.missing]
         found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
@@ -155,18 +156,20 @@ def _below(node: Node, part: str) -> Node | None:
     return None
 
 
-def _elsewhere(models: Models, name: str) -> str:
-    """Return the group that has a field of this name, for a user who put it into another group; "" if none has it."""
+def _elsewhere(models: Models, name: str) -> tuple[str, str]:
+    """Return the group that has a field of this name, in words, and the field's path; two "" if none has it."""
     job = Group(JobSpec)
     if name in job.inner:
-        return "the top level of the spec"
+        return "the top level of the spec", name
+    if name in models:
+        return f"targets (targets.{name})", ""
     tiers = {tier: Group(model) for tier, model in models.items()}
     for tier, group in tiers.items():
         if name in group.inner:
-            return f"targets.{tier}"
+            return f"targets.{tier}", name
     for tier, group in {"": job, **tiers}.items():
         for field, kind in group.inner.items():
             if name in kind.inner:
                 below = f" of targets.{tier}" if tier else ""
-                return f"{field}{below} ({field}.{name})"
-    return ""
+                return f"{field}{below} ({field}.{name})", f"{field}.{name}"
+    return "", ""

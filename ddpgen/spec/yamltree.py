@@ -86,8 +86,7 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
         builder = _Builder(loader)
         root = builder.document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise NotYamlError(_syntax(error, _place(mark), text)) from None
+        raise NotYamlError(_syntax(error, text)) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
@@ -223,16 +222,32 @@ def _unfit_character(place: Position) -> Finding:
     return Finding(place, "", what, 'remove it, or write it as an escape in "double quotes"')
 
 
-def _syntax(error: yaml.MarkedYAMLError, place: Position, text: str) -> Finding:
+def _syntax(error: yaml.MarkedYAMLError, text: str) -> Finding:
+    """Return the finding. YAML notices an open quote or bracket at its end, and a key without a value a line later."""
+    place = _place(error.problem_mark or error.context_mark)
+    begins = _place(error.context_mark) if error.context_mark else None
+    problem, context = error.problem or "the syntax is wrong", error.context or ""
     lines = text.split("\n")
     line = lines[place.line - 1] if place.line <= len(lines) else ""
-    problem = error.problem or "the syntax is wrong"
     if "\t" in line[: place.column]:
         what, remedy = "a tab stands in the indentation", "indent with spaces"
-    elif "mapping values are not allowed" in problem:
-        what = "a second `: ` stands in one line"
-        remedy = "put the value in quotes, or check the indentation of this line and the one above"
+    elif "mapping values are not allowed" in problem and line.count(": ") > 1:
+        what, remedy = "a second `: ` stands in one line", "put the value in quotes"
+    elif "mapping values are not allowed" in problem and line.startswith(" "):
+        what = "this line is indented below a line that has a value already"
+        remedy = "indent it like the line above"
+    elif "mapping values are not allowed" in problem or "could not find expected ':'" in problem:
+        place, what = begins or Position(place.line - 1), "this line is no `key: value`"
+        remedy = "write a colon and a space after the key"
+    elif "quoted scalar" in context and "end of stream" in problem:
+        place, what, remedy = begins or place, "a quote opens here and is never closed", "close it"
+    elif "parsing a flow" in context and "expected ','" in problem:
+        place, what = begins or place, "a bracket opens here and is never closed"
+        remedy = "close it, and put a comma between two entries"
+    elif "expected key" in problem or "<block end>" in problem:
+        what = "this line is indented differently from the lines of its group"
+        remedy = "indent all of them with the same number of spaces"
     else:
-        context = f" ({error.context})" if error.context else ""
-        what, remedy = f"not YAML: {problem}{context}", "fix the syntax here or just above"
+        what = f"not YAML: {problem}" + (f" ({context})" if context else "")
+        remedy = "fix the syntax here or just above"
     return Finding(place, "", what, remedy)

@@ -43,10 +43,13 @@ def listed(text: str) -> Any:
     [
         ("hosts: []", "10:12: targets.hosts.hosts: lists no hosts; write targets: {hosts:"),
         ("nic: eth0", "1:1: hosts: lists no hosts; write targets: {hosts: {hosts: [NAME,"),
-        ("hosts: desk", '10:12: targets.hosts.hosts: is "desk"; write a list of mappings, each'),
+        ("hosts: desk", '10:12: targets.hosts.hosts: is "desk"; write a list: [desk]'),
         ("hosts: [a, [b]]", "10:16: targets.hosts.hosts[1]: is a list; write a mapping, or the"),
         ("hosts: [a, {nmae: b}]", "10:17: targets.hosts.hosts[1].nmae: unknown key; did you mean"),
-        ("hosts: [a, {nic: b}]", "10:16: targets.hosts.hosts[1].name: is missing; write up to 63"),
+        (
+            "hosts: [a, {nic: b}]",
+            "10:16: targets.hosts.hosts[1].name: is missing; write name: with",
+        ),
         ("hosts: [a, 'b c']", '10:16: targets.hosts.hosts[1]: "b c" does not fit; write up'),
         ("hosts: [a, '$(b)']", '10:16: targets.hosts.hosts[1]: "$(b)" does not fit; write'),
         ("hosts: [a, A]", "10:16: targets.hosts.hosts[1]: A is listed twice (upper and"),

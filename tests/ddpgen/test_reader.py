@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ddpgen.errors import Position, SpecInvalidError
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Leaf, Nodes
-from ddpgen.spec.groups import Group
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.groups import ALSO_CALLED, Group
+from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.times import Every, Period, StepSpan
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
@@ -110,6 +110,21 @@ targets:
     ]
 
 
+def test_a_misspelt_field_is_not_missing_as_well() -> None:
+    misspelt = "nme: a\nsteps: 5\ntrain: {model: gpt, batch_size: 4, micro_batch_size: 2}\n"
+    assert faults(misspelt) == [
+        "1:1: nme: unknown key; did you mean name?",
+        "2:1: steps: unknown key; it belongs to train (train.steps)",
+        "3:9: train.model: unknown key; did you mean workload?",
+        "3:21: train.batch_size: unknown key; did you mean global_batch_size?",
+    ]
+
+
+def test_the_names_of_other_tools_stand_for_fields_that_exist() -> None:
+    known = {name for model in MODELS.values() for name in Group(model).inner}
+    assert set(ALSO_CALLED.values()) <= known | set(Group(Train).inner)
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -120,7 +135,14 @@ targets:
         ("name: a\n---\nname: b\n", "2:1: a second document begins here; keep one job in one file"),
         ("name: a\n\tnodes: 1\n", "2:1: a tab stands in the indentation; indent with spaces"),
         ("name: a: b\n", "1:8: a second `: ` stands in one line; put the value in quotes"),
-        ("name: 'a\n", "2:1: not YAML: found unexpected end of stream"),
+        ("name: 'a\n", "1:7: a quote opens here and is never closed"),
+        ("name: [a\ncode: b\n", "1:7: a bracket opens here and is never closed"),
+        ("name:a\ncode: b\n", "1:1: this line is no `key: value`"),
+        (
+            "name: a\n  code: b\n",
+            "2:7: this line is indented below a line that has a value already",
+        ),
+        ("train:\n    steps: 1\n  seed: 2\n", "3:3: this line is indented differently"),
         ("name: a\nname: b\n", "2:1: name: is given twice; the first is on line 1; keep one"),
         ("name: &x a\n", "1:7: name: the anchor &x is not supported; write the value out"),
         ("name: a\nnic: *x\n", "2:6: nic: the alias *x makes the value stand somewhere else"),
@@ -307,7 +329,7 @@ def test_a_field_of_an_overlay_takes_the_place_of_its_rivals(
 def test_missing_fields_are_named_with_what_to_write() -> None:
     assert faults("nodes: 1\ntrain: {workload: gpt}\n") == [
         (
-            "1:1: name: is missing; write up to 63 letters, digits, `.`, `_` or `-`, "
+            "1:1: name: is missing; write name: with up to 63 letters, digits, `.`, `_` or `-`, "
             "starting with a letter or digit"
         ),
         "2:8: train: global_batch_size is missing; write global_batch_size: 32",
