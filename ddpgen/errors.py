@@ -55,14 +55,14 @@ class SpecInvalidError(DdpgenError):
         super().__init__("\n".join(report(filename, self.findings)))
 
 
-class AnswerRefusedError(DdpgenError):
-    """A flag of `ddpgen init` has a value that no spec may hold."""
+class OptionRefusedError(DdpgenError):
+    """An option is missing, or has a value that does not fit the job."""
 
     exit_code = 2
 
 
 class SpecUnreadableError(DdpgenError):
-    """The spec file is missing, not a file, or may not be read."""
+    """The named spec or job is missing, is something else, or may not be read."""
 
     exit_code = 66
 

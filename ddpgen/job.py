@@ -107,11 +107,9 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
-    """Return the tiers that `--target` means. Raise TargetUnavailableError."""
+    """Return the tiers that `--target` means. Raise TargetUnavailableError if the spec does not have it."""
     if target == "all":
         return [name for name in TIERS if name in readings]
-    if target not in TIERS:
-        raise TargetUnavailableError(f"tier {target} is unknown; there is {', '.join(TIERS)}")
     if target not in readings:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
         if target == FIRST:
@@ -243,7 +241,9 @@ def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
     place = reading.job.checkpoint.path or ""
     kept = Path(os.path.abspath(bundle.parent / place))
     if place and kept.is_relative_to(bundle):
-        what = f"{show(str(kept))} is inside the bundle, which is replaced when it is rendered"
+        what = (
+            f"{show(place)} is inside the bundle {directory}, which is replaced when it is rendered"
+        )
         conflict = Conflict(("checkpoint.dir",), what, "name a place outside, or change -o")
         raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
 

@@ -22,6 +22,10 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
 
     `home`: the directory that the spec will be written to.
     """
+    if file.suffix == ".py":
+        raise SpecUnreadableError(
+            f"{file}: is no launch script; for a training script: ddpgen init --script {file}"
+        )
     try:
         raw = file.read_bytes()[:_MOST_BYTES]
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
@@ -61,7 +65,8 @@ def _task(raw: bytes, file: Path) -> Script:
     root, _ = yamltree.parse(raw)
     run = root.entries.get("run")
     if not isinstance(run, Scalar):
-        raise SpecUnreadableError(f"{file}: has no run: with commands; give a SkyPilot task")
+        what = "is no SkyPilot task, because it has no run: with commands"
+        raise SpecUnreadableError(f"{file}: {what}; give one, or a script for sbatch or bash")
     draft = Draft(str(file), secrets="targets.sky.secrets")
     known = sky.fields(root, draft)
     script = Script(draft, known=known)

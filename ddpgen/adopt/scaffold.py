@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from ddpgen.adopt import program
 from ddpgen.errors import (
-    AnswerRefusedError,
     BundleRefusedError,
     FileTroubleError,
     Finding,
+    OptionRefusedError,
     SpecInvalidError,
 )
 from ddpgen.tiers.registry import read
@@ -79,7 +79,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
-    """Write the spec. Raise AnswerRefusedError for answers that a spec may not hold; FileTroubleError."""
+    """Write the spec. Raise OptionRefusedError for answers that a spec may not hold; FileTroubleError."""
     _write(path, _text(str(name), str(workload), int(procs), int(steps)))
 
 
@@ -97,14 +97,14 @@ def refusal(question: Question, answer: Any) -> str:
 def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
     """Write a spec for the training script `file`. Raise FileTroubleError.
 
-    Raises AnswerRefusedError if the script is not a file, or does not lie below the spec's directory.
+    Raises OptionRefusedError if the script is not a file, or does not lie below the spec's directory.
     """
     if not file.is_file():
-        raise AnswerRefusedError(f"--script: {file} is not there; give the path of a .py file")
+        raise OptionRefusedError(f"--script: {file} is not there; give the path of a .py file")
     home, folder = path.resolve().parent, file.resolve().parent
     if not folder.is_relative_to(home):
         what = f"--script: {file} does not lie below {home}, where the spec is"
-        raise AnswerRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
+        raise OptionRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
     seen = program.outline(file)
     text = _OF_A_SCRIPT.format(
         name=name.replace("\n", " "),
@@ -125,7 +125,7 @@ def _write(path: Path, text: str) -> None:
     try:
         read(text.encode("utf-8", "surrogatepass"), str(path))
     except SpecInvalidError as error:
-        raise AnswerRefusedError("\n".join(map(_as_answer, error.findings))) from None
+        raise OptionRefusedError("\n".join(map(_as_answer, error.findings))) from None
     write_new(path, text)
 
 

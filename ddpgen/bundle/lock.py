@@ -47,7 +47,7 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     if not job.locked:
         return
     about, lock = ("environment.packages", "environment"), place(spec)
-    again = shlex.join(["ddpgen", "lock", spec])
+    again = f"write it with {shlex.join(['ddpgen', 'lock', spec])}"
     try:
         text = lock.read_text("utf-8")
     except FileNotFoundError:

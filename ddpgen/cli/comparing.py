@@ -9,8 +9,18 @@ from pathlib import Path
 
 import click
 
-from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, tier_option, visible
-from ddpgen.errors import DdpgenError
+from ddpgen.cli.shared import (
+    JOB,
+    JSON,
+    PROCS,
+    Count,
+    PathOption,
+    cli,
+    given,
+    tier_option,
+    visible,
+)
+from ddpgen.errors import DdpgenError, OptionRefusedError
 
 _log = logging.getLogger(__name__)
 
@@ -55,11 +65,11 @@ def diff(a: str, b: str, as_json: bool) -> None:
 @cli.command()
 @JOB
 @click.option(
-    "--from", "begin", type=click.IntRange(0), metavar="STEP",
+    "--from", "begin", type=Count(0), metavar="STEP",
     help="Of a kept checkpoint, or 0.  [default: the one before the newest]",
 )  # fmt: skip
 @click.option(
-    "--steps", type=click.IntRange(1), metavar="K",
+    "--steps", type=Count(1), metavar="K",
     help="So many steps; without --from after a random checkpoint.",
 )  # fmt: skip
 @PROCS
@@ -86,14 +96,14 @@ def verify(
 
     place = keep.absolute() if keep else None
     options = given(**{"from": begin}, steps=steps, procs=procs, keep=place, json=as_json)
-    become_module("verify", visible(job, None), options)
+    become_module("verify", _recorded(job), options)
 
 
 @cli.command()
 @JOB
 @tier_option("Launch it there.  [default: compute it here]")
 @PROCS
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="The first N.  [default: all]")
+@click.option("--steps", type=Count(1), metavar="N", help="The first N.  [default: all]")
 @click.option(
     "-o", "--output", type=PathOption(path_type=Path), metavar="DIR",
     help="Where.  [default: build/<name>-reproduced]",
@@ -118,7 +128,7 @@ def reproduce(
 
     if target is not None and (procs is not None or steps is not None):
         raise click.UsageError("--procs and --steps are for a run here; leave --target out.")
-    directory = visible(job, None)
+    directory = _recorded(job)
     os.environ["DDPGEN_CALLED_AS"] = "ddpgen reproduce"
     place = again.place(directory, output)
     code, said = output_of_module("verify", directory, ["--unpack", f"--keep={place}"])
@@ -144,3 +154,12 @@ def reproduce(
         become_module("diff", directory, [], checkpoints)
     click.echo(tier.submit(made, bundle, []).job)
     _log.info(f"next, when it is done: ddpgen diff {directory} {checkpoints}")
+
+
+def _recorded(job: str) -> Path:
+    """Return the checkpoint directory of the run to compute again: no option of these commands chooses its tier."""
+    try:
+        return visible(job, None)
+    except OptionRefusedError as error:
+        told, _, _ = str(error).partition("; name one")
+        raise OptionRefusedError(f"{told}; give the checkpoint directory of the run") from None

@@ -12,6 +12,7 @@ from ddpgen.cli.shared import (
     FILE,
     JOB,
     JSON,
+    Count,
     cli,
     find_run,
     follow_options,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     "-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C."
 )
 @click.option(
-    "--interval", type=click.IntRange(1), metavar="SECONDS",
+    "--interval", type=Count(1), metavar="SECONDS",
     help="How often --watch looks.  [default: 1 on local, 5 on hosts, 10 on slurm, 30 on sky]",
 )  # fmt: skip
 def status(
@@ -60,7 +61,7 @@ def status(
             "--watch is for people; for programs, ask with --json again and again."
         )
     if interval and not watch:
-        raise click.UsageError("--interval goes with --watch.")
+        raise click.UsageError("--interval goes with --watch; add that, or leave it out.")
     meant = find_run(job, target, output)
     if watch:
         _watch(meant, interval)
@@ -93,7 +94,7 @@ def _watch(meant: Following | Path, interval: int | None) -> None:
 @follow_options
 @click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, metavar="N",
+    "-n", "--lines", type=Count(0), default=100, show_default=True, metavar="N",
     help="How many lines of the end; on hosts only together with --follow.",
 )  # fmt: skip
 def logs(job: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from ddpgen.cli.shared import (
+    ONE_TIER,
     SPEC,
     checked,
     cli,
     named,
     render_options,
-    target_option,
+    tier_option,
     write_bundle,
 )
 
@@ -23,7 +24,9 @@ _log = logging.getLogger(__name__)
 
 @cli.command()
 @SPEC
-@target_option
+@tier_option(
+    "The tier: local, hosts, slurm, sky, or all that the spec has.", several=True, required=True
+)
 @render_options
 @click.option("--stdout", is_flag=True, help="Print the one artefact; write nothing.")
 def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
@@ -38,7 +41,9 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
     how = job.Render(**options)
     if stdout:
         if target == "all":
-            raise click.UsageError("--stdout prints one artefact: name one tier, not all.")
+            raise click.UsageError(
+                "--stdout prints one artefact; name one tier with --target, not all."
+            )
         readings, tiers = checked(spec, target)
         click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
         return
@@ -48,9 +53,24 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
         _log.info(f"next: {start}")
 
 
-@cli.command()
+class _Launch(click.Command):
+    """A command that knows where the options of the training belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if len(error.possibilities or ()) == 1:  # it is misspelt
+                raise
+            told = (
+                f"{error.message} An option of the training stands behind --, like -- --steps=50."
+            )
+            raise click.UsageError(told, ctx) from None
+
+
+@cli.command(cls=_Launch)
 @SPEC
-@target_option
+@ONE_TIER
 @render_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -> None:
@@ -70,8 +90,6 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     from ddpgen.shell import as_argument
     from ddpgen.tiers.registry import TIERS
 
-    if target == "all":
-        raise click.UsageError("launch runs one tier: name it.")
     readings, directory, _ = write_bundle(spec, target, job.Render(**options))
     tier = TIERS[target]
     if tier.start:

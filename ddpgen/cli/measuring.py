@@ -15,13 +15,14 @@ from ddpgen import __version__
 from ddpgen.cli.shared import (
     FILE,
     JSON,
+    ONE_TIER,
     PLOT,
     SPEC,
+    Count,
     Quantity,
     checked,
     cli,
     refusals,
-    target_option,
     tier_option,
 )
 from ddpgen.errors import FileTroubleError
@@ -83,8 +84,6 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     from ddpgen import job
     from ddpgen.measure import measured, page, predict
 
-    if target == "all":
-        raise click.UsageError("predict is for one tier: name it.")
     _refuse_other_pictures(plot)
     readings, tiers = checked(spec, target or "all")
     jobs = {tier: reading.job for tier, reading in readings.items()}
@@ -103,7 +102,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
 
 @cli.command()
 @SPEC
-@target_option
+@ONE_TIER
 @click.option(
     "--json", "to", type=FILE, metavar="FILE",
     help="Also copy the figures there.",
@@ -126,8 +125,6 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     from ddpgen.shell import as_argument
     from ddpgen.tiers.registry import TIERS
 
-    if target == "all":
-        raise click.UsageError("a probe runs on one tier: name it.")
     here = [name for name, tier in TIERS.items() if tier.start]
     if to is not None and target not in here:
         raise click.UsageError(
@@ -168,14 +165,12 @@ def probe(spec: str, target: str, to: Path | None) -> None:
 )  # fmt: skip
 @click.option(
     "--repeats",
-    type=click.IntRange(1, 100),
+    type=Count(1, 100),
     default=3,
     show_default=True,
     help="Runs of each shape.",
 )
-@click.option(
-    "--steps", type=click.IntRange(1, 1000), help="Of each run.  [default: 30, or the spec's]"
-)
+@click.option("--steps", type=Count(1, 1000), help="Of each run.  [default: 30, or the spec's]")
 @click.option(
     "--link", type=Quantity("link"), metavar="LINK",
     help="Between hosts, as for predict: adds what is predicted; takes the shape 1, too.",

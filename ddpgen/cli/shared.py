@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from ddpgen import __version__
 from ddpgen.cli.verbosity import Commands
+from ddpgen.errors import SpecUnreadableError
 from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
@@ -98,12 +100,64 @@ def refusals() -> Iterator[None]:
 
 
 class PathOption(click.Path):
-    """A path to write to. An empty one, as from an unset variable, is refused."""
+    """A file or a directory. A path that cannot be meant is refused before the command begins its work."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        file = not self.dir_okay
+        what = "file" if file else "directory"
         if not str(value):
-            self.fail("it is empty; give a directory.", param, ctx)
+            self.fail(f"it is empty; name a {what}.", param, ctx)
+        path = Path(value)
+        if file and path.is_dir():
+            self.fail(f"{value} is a directory; name a file.", param, ctx)
+        if self.exists and not (path.is_file() if file else path.is_dir()):
+            self.fail(f"there is no {what} {value}; name another.", param, ctx)
+        if file and not path.parent.is_dir():
+            self.fail(
+                f"there is no directory {path.parent}; create it, or name another file.", param, ctx
+            )
         return super().convert(value, param, ctx)
+
+
+class Count(click.IntRange):
+    """A whole number within a range, read as in a spec."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from ddpgen.spec.fields import LARGEST, Refused, Whole
+
+        kind = Whole(int(self.min or 0), LARGEST if self.max is None else int(self.max))
+        try:
+            return kind.parse_text(value) if isinstance(value, str) else value
+        except Refused as refused:
+            self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
+
+
+class TierName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """The name of a tier, or `all` if the command takes several. A shell completes it."""
+
+    name = "tier"
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+
+    def _names(self) -> list[str]:
+        from ddpgen.tiers.registry import TIERS
+
+        return [*TIERS, *(["all"] if self.several else [])]
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        names = self._names()
+        if value not in names:
+            what = "it takes one tier" if value == "all" else f"there is no tier {value}"
+            self.fail(f"{what}; write one of {', '.join(names)}.", param, ctx)
+        return value
+
+    def get_missing_message(self, param: Any, ctx: Any = None) -> str:
+        return f"Write one of {', '.join(self._names())}."
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        names = self._names()
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
@@ -136,37 +190,28 @@ PLOT = click.option(
     help="Draw it, too: FILE.svg or FILE.png (needs matplotlib).",
 )  # fmt: skip
 PROCS = click.option(
-    "--procs", type=click.IntRange(1), metavar="N", help="Processes.  [default: what fits here]"
+    "--procs", type=Count(1), metavar="N", help="Processes.  [default: what fits here]"
 )
 
 
-def target_option(command: Any) -> Any:
-    """Add --target to a command that renders."""
-    says = "The tier to render for: local, hosts, slurm, sky, or all the spec has."
-    return tier_option(says, required=True)(command)
+def tier_option(says: str, several: bool = False, **more: Any) -> Callable[[_F], _F]:
+    """Return the option --target. `several`: it may be `all`."""
+    return click.option("--target", metavar="TIER", type=TierName(several), help=says, **more)
 
 
-def tier_option(says: str, **more: Any) -> Callable[[_F], _F]:
-    """Return the option --target. A shell completes the names of tiers."""
-    return click.option("--target", metavar="TIER", help=says, shell_complete=_tiers, **more)
-
-
-def _tiers(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    from ddpgen.tiers.registry import TIERS
-
-    return [tier for tier in (*TIERS, "all") if tier.startswith(begun)]
+ONE_TIER = tier_option("The tier: local, hosts, slurm or sky.", required=True)
 
 
 def render_options(command: Any) -> Any:
     """Add the options that are the fields of job.Render."""
     for option in (
         click.option(
-            "--max-code-mib", "limit_mib", default=100, show_default=True,
+            "--max-code-mib", "limit_mib", type=Count(1), default=100, show_default=True,
             help="Refuse to copy more code than this.",
         ),
         click.option("--force", is_flag=True, help="Give up edits made by hand in the bundle."),
         click.option(
-            "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False),
+            "--templates", type=PathOption(path_type=Path, exists=True, file_okay=False),
             metavar="DIR", help="Templates that replace ours by name, or extend them by block.",
         ),
         OUTPUT,
@@ -226,8 +271,10 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
     from ddpgen.bundle.write import LISTING
     from ddpgen.tiers import commands
 
-    if target == "all":
-        raise click.UsageError("name one tier, not all.")
+    if not os.path.exists(name):
+        raise SpecUnreadableError(
+            f"{name}: No such file or directory; give a spec, a bundle or a checkpoint directory"
+        )
     if not os.path.isdir(name):
         readings = job.load(name)
         bundle = job.rendered_directory(readings, output)
@@ -235,14 +282,17 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
         if target is not None:
             job.resolve(target, readings)
     elif output is not None:
-        raise click.UsageError("-o goes with a spec, not with a directory.")
+        raise click.UsageError("-o goes with a spec, not with a directory; leave it out.")
     elif os.path.exists(os.path.join(name, LISTING)):
         bundle = Path(name)
         jobs = job.of_bundle(bundle)
         if target is not None and target not in jobs:
-            raise click.UsageError(f"{name} was rendered for {', '.join(jobs)}, not for {target}.")
+            known = ", ".join(jobs)
+            raise click.UsageError(
+                f"{name} was rendered for {known}, not for {target}; name one of these, or give the spec."
+            )
     elif target is not None:
-        raise click.UsageError("--target goes with a spec or a bundle.")
+        raise click.UsageError("--target goes with a spec or a bundle; leave it out.")
     else:
         return commands.checkpoint_directory(Path(name))
     following = commands.choose(jobs, bundle, target)
@@ -256,11 +306,8 @@ def visible(job: str, target: str | None, output: Path | None = None) -> Path:
     """Return the checkpoint directory of the job, which must be on this machine."""
     from ddpgen.tiers import commands
 
-    if os.path.isdir(job) and not os.path.exists(os.path.join(job, "bundle.json")):
-        return Path(job)
     meant = find_run(job, target, output)
-    assert not isinstance(meant, Path)
-    return commands.visible(meant)
+    return meant if isinstance(meant, Path) else commands.visible(meant)
 
 
 def named(spec: Path, output: Path | None = None) -> str:

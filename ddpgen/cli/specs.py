@@ -13,6 +13,7 @@ from ddpgen.cli.shared import (
     FILE,
     JSON,
     SPEC,
+    Count,
     PathOption,
     checked,
     cli,
@@ -33,12 +34,12 @@ _log = logging.getLogger(__name__)
 @click.option(
     "--script", type=click.Path(path_type=Path), help="A training script of your own, as it is."
 )
-@click.option("--procs", type=click.IntRange(1, 1024), help="Processes on this machine.")
-@click.option("--steps", type=click.IntRange(1), help="Optimizer steps to train.")
+@click.option("--procs", type=Count(1, 1024), help="Processes on this machine.")
+@click.option("--steps", type=Count(1), help="Optimizer steps to train.")
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing: take the default of each question.")
 @click.option(
     "-o", "--output", default="job.yaml", show_default=True, metavar="FILE",
-    type=click.Path(path_type=Path), help="The file to write; never one that exists.",
+    type=FILE, help="The file to write; never one that exists.",
 )  # fmt: skip
 def init(output: Path, script: Path | None, yes: bool, **answers: Any) -> None:
     """Write a commented spec that validates; asks on a terminal for what no flag gives.
@@ -72,7 +73,9 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
 
     for name in ("workload", "steps"):
         if answers[name] is not None:
-            raise click.UsageError(f"--{name} is not for a script, which has its own loop")
+            raise click.UsageError(
+                f"--{name} is not for a script, which has its own loop; leave it out."
+            )
     # Jobs of the same name share their checkpoints, and half of all scripts are called train.py.
     found = (
         script.absolute().parent.name if script.stem in ("train", "main", "run") else script.stem
@@ -100,7 +103,7 @@ def _answer(question: Question) -> Any:
 @cli.command()
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=PathOption(path_type=Path), metavar="FILE",
+    "-o", "--output", type=FILE, metavar="FILE",
     help="The file to write; never one that exists.  [default: stdout]",
 )  # fmt: skip
 def adopt(script: Path, output: Path | None) -> None:
@@ -130,7 +133,7 @@ def adopt(script: Path, output: Path | None) -> None:
 
 @cli.command()
 @SPEC
-@tier_option("Only for this tier.", default="all")
+@tier_option("Only for this tier.", several=True, default="all")
 def validate(spec: str, target: str) -> None:
     """Check a spec and say everything that is wrong with it at once.
 
@@ -144,7 +147,7 @@ def validate(spec: str, target: str) -> None:
 
 @cli.command()
 @SPEC
-@tier_option("The tier.  [default: local]")
+@tier_option("The tier.  [default: local]", several=True)
 @JSON
 def plan(spec: str, target: str | None, as_json: bool) -> None:
     """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
@@ -170,7 +173,7 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
 @cli.command()
 @SPEC
 @click.option(
-    "-r", "--requirement", "requirements", type=click.Path(path_type=Path, dir_okay=False),
+    "-r", "--requirement", "requirements", type=PathOption(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE", help="Lock what this file asks for.  [default: what the job's Python has here]",
 )  # fmt: skip
 @click.option("--container", metavar="IMAGE", help="Lock a container, NAME@sha256:DIGEST, instead.")

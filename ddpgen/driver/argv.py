@@ -59,8 +59,8 @@ def parse(words: Sequence[str]) -> Wanted:
     allowed = _OPERANDS[option]
     if len(operands) > allowed:
         raise UsageError(
-            f"{option} takes {'one operand at most' if allowed else 'none'}: {operands[allowed]!r} "
-            "is too much; see --help"
+            f"{option} takes {'one word' if allowed else 'nothing'} behind it, and {operands[allowed]!r} is given "
+            "as well; see --help"
         )
     if operands and not operands[0]:
         raise UsageError(f"{option} was given an empty operand; see --help")

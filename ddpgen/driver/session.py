@@ -206,7 +206,8 @@ async def ask(
         try:
             outcome = await run(ssh.command(host), text, within, line=line)
         except OSError as error:
-            raise Trouble(f"cannot start {ssh.words[0]}: {error.strerror}") from None
+            told = f"cannot start {ssh.words[0]}: {error.strerror}; install ssh, or name it in DDPGEN_SSH"
+            raise Trouble(told) from None
         if outcome.code != SSH_FAILED or not is_passing(outcome.output):
             break
         await asyncio.sleep(attempt + ssh.numbers[host.name] % 10 / 10)

@@ -277,7 +277,15 @@ class _Job:
             remedy = (
                 f"give --step-time HOST=TIME for each of {', '.join(names)}, or one time for all"
             )
-            raise Refused(f"the step times do not fit: {wrong[0] or 'one without a host'}", remedy)
+            unknown = next((name for name in given if name not in names), None)
+            what = (
+                f"names {unknown}, which is no host of the job"
+                if unknown
+                else "has a time without a host"
+            )
+            if unknown is None:
+                what = f"has no time for {wrong[0]}"
+            raise Refused(f"--step-time {what}", remedy)
         most = _most_of_each(self.shape)
         times = (given[name] / count for name, count in zip(names, most, strict=True))
         return Compute(tuple(times), "as given for each host")

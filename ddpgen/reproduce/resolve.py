@@ -53,8 +53,9 @@ def container(image: str) -> dict[str, str]:
     if re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", image):
         return {"container": image}
     name = image.partition("@")[0] or "IMAGE"
+    why = "its digest is not 64 hexadecimal digits" if "@" in image else "it names no digest"
     raise Refused(
-        f"{image} may be another image next month: it names no digest",
+        f"{image} may be another image next month: {why}",
         f"write NAME@sha256:DIGEST; `docker buildx imagetools inspect {name}` or `skopeo inspect "
         f"docker://{name}` shows it",
     )

@@ -178,8 +178,9 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         remedy = f"write global_batch_size: {nearest} or a micro_batch_size that divides it"
         yield Conflict(batch, f"{sizes} (micro_batch_size)", remedy)
     elif job.world_size > job.micro_batches:
+        on = f" on {job.nodes} nodes" if job.nodes > 1 else ""
         what = (
-            f"{job.world_size} processes share {job.micro_batches} micro-batches a step, so "
+            f"{job.world_size} processes{on} share {job.micro_batches} micro-batches a step, so "
             f"{job.world_size - job.micro_batches} would have nothing to do"
         )
         remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddpgen.bundle import write
 from ddpgen.driver.state import JobState
-from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import record
+from ddpgen.errors import OptionRefusedError, SpecUnreadableError, TargetUnavailableError
+from ddpgen.monitor import places, record
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
@@ -21,14 +21,8 @@ from ddpgen.tiers.registry import FIRST, TIERS
 _log = logging.getLogger(__name__)
 
 
-class UnclearError(DdpgenError):
-    """Several tiers are possible, and none was named."""
-
-    exit_code = 2
-
-
 def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
-    """Return the job on the tier that the user means. Raise UnclearError if several tiers are possible.
+    """Return the job on the tier that the user means. Raise OptionRefusedError if several tiers are possible.
 
     That is `target`, else the tier where the job runs, else the tier of the newest run, else the only tier.
     """
@@ -43,15 +37,17 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
         if len(live) > 1:
             name = every[live[0]].job.name
             options = " or ".join(f"--target {tier}" for tier in live)
-            raise UnclearError(f"{name} runs on {' and on '.join(live)}: name one with {options}")
+            raise OptionRefusedError(
+                f"{name} runs on {' and on '.join(live)}; name one with {options}"
+            )
         return every[live[0] if live else max(runs, key=lambda tier: runs[tier])]
     rendered = write.listing(bundle).get("targets") or jobs
     tiers = [*runs] or [tier for tier in rendered if tier in jobs]
     if len(tiers) == 1:
         return every[tiers[0]]
-    raise UnclearError(
-        f"nothing was started from here, and the job has the tiers {', '.join(tiers)}: name one with "
-        "--target"
+    name = every[tiers[0]].job.name
+    raise OptionRefusedError(
+        f"{name} was not launched from here, and has the tiers {', '.join(tiers)}; name one with --target"
     )
 
 
@@ -90,21 +86,30 @@ def _found_here(following: Following) -> JobState | None:
 
 
 def visible(following: Following) -> Path:
-    """Return the checkpoint directory. Raise TargetUnavailableError if it is not on this machine."""
+    """Return the checkpoint directory.
+
+    Raises TargetUnavailableError if it is not on this machine; SpecUnreadableError if no job has made it yet.
+    """
     if not TIERS[following.tier].follow.keeps_here(following):
         raise TargetUnavailableError(
-            f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
-            "ddpgen doctor CHECKPOINT_DIR where the job runs"
+            f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; give it "
+            "to the same command where the job runs"
+        )
+    if not following.checkpoints.is_dir():
+        raise SpecUnreadableError(
+            f"no job has begun in {places.short(str(following.checkpoints))}; launch it first: ddpgen launch SPEC "
+            f"--target {following.tier}"
         )
     return following.checkpoints
 
 
 def checkpoint_directory(path: Path) -> Path:
-    """Return `path`, absolute. Raise DdpgenError if no job has left a file in it."""
+    """Return `path`, absolute. Raise SpecUnreadableError if no job has left a file in it."""
     found = local.look(path.absolute())
-    kept = os.path.exists(path / "metrics.jsonl")  # False if we may not read the directory
+    # False if we may not read the directory. A job that the preflight has ended leaves only the latter two.
+    kept = any(os.path.exists(path / name) for name in ("metrics.jsonl", "preflight.json", "nodes"))
     if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
-        raise DdpgenError(
+        raise SpecUnreadableError(
             f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
             "the launch script names at its end"
         )
@@ -142,11 +147,11 @@ def interval_s(following: Following | Path) -> int:
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
     """Ask for a clean stop and yield lines that tell the outcome. `now`: end the job at once.
 
-    Raises TargetUnavailableError; DdpgenError if `now` is given on a tier that cannot do it.
+    Raises TargetUnavailableError; OptionRefusedError if `now` is given on a tier that cannot do it.
     """
     name = FIRST if isinstance(following, Path) else following.tier
     if now and (at_once := TIERS[name].follow.AT_ONCE):
-        raise DdpgenError(f"--now is for sky; on {name}: {at_once}")
+        raise OptionRefusedError(f"--now is for sky; on {name}: {at_once}")
     if isinstance(following, Path):
         return local.stop(following, now)
     return TIERS[name].follow.stop(following, now)

@@ -157,7 +157,7 @@ def test_an_edited_file_is_named_and_given_up_only_by_force(render: Render, tmp_
 @pytest.mark.parametrize(
     ("output", "code", "said"),
     [
-        ("", 2, "it is empty; give a directory."),
+        ("", 2, "it is empty; name a directory."),
         ("/", 73, "/ cannot be a bundle; "),
         (".", 73, "is replaced as a whole, and you are standing in it; go out of it, or give"),
         ("..", 73, "is replaced as a whole, and you are standing in it; "),
@@ -189,7 +189,7 @@ def test_checkpoints_inside_the_bundle_are_refused(
     refused = render(GPT + f"checkpoint: {{dir: {place.format(tmp_path=tmp_path)}}}\n")
     assert refused.code == 65
     assert ":8:19: checkpoint.dir: " in refused.err
-    assert "is inside the bundle, which is replaced when it is rendered; name a" in refused.err
+    assert "which is replaced when it is rendered; name a" in refused.err
 
 
 def test_checkpoints_of_any_tier_inside_the_bundle_are_refused(run: Run, spec: Spec) -> None:

@@ -104,11 +104,12 @@ def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
     assert done.stderr == ""  # it starts nothing that would have to be echoed
 
 
-def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = ddpgen("doctor", "empty", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'empty'} is no checkpoint directory")
+def test_the_training_module_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
+    (tmp_path / "preflight.json").write_text("{}")
+    done = ddpgen("report", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ddpgen report: {tmp_path}/metrics.jsonl: No such file")
+    assert done.stderr.endswith("no step is on record yet\n")
 
 
 def test_the_help_lists_each_command_once_in_a_group_and_cuts_no_line(
@@ -178,8 +179,9 @@ def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
 
 
 def test_a_tier_that_is_not_there_is_refused(run: Run, spec: Spec) -> None:
-    said = "tier kubernetes is unknown; there is local, hosts, slurm, sky\n"
-    assert run("render", spec(), "--target", "kubernetes") == (69, "", said)
+    refused = run("render", spec(), "--target", "kubernetes")
+    assert refused.code == 2
+    assert "'--target': there is no tier kubernetes; write one of local, hosts" in refused.err
 
 
 @pytest.mark.parametrize(

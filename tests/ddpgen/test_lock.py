@@ -71,7 +71,7 @@ def test_a_requirements_file_is_locked_with_all_that_it_needs(
     assert stale.code == 65
     assert stale.err == (
         "job.yaml:8:14: environment: job.lock is outdated: requirements.txt has changed since; "
-        "ddpgen lock job.yaml -r requirements.txt\n"
+        "write it with ddpgen lock job.yaml -r requirements.txt\n"
     )
 
 
@@ -174,7 +174,7 @@ def test_uv_is_asked_where_it_is(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["-r", "gone.txt"], 74, "gone.txt cannot be read: "),
+        (["-r", "gone.txt"], 2, "there is no file gone.txt; name another"),
         (["-r", "secret.txt"], 69, "secret.txt holds credentials, and everybody may read a lock; "),
         (["-r", "split.txt"], 69, "split.txt holds credentials, and everybody may read a lock; "),
         (["-r", "token.txt"], 69, "token.txt holds credentials, and everybody may read a lock; "),
@@ -185,7 +185,11 @@ def test_uv_is_asked_where_it_is(
             74,
             "is not what `ddpgen lock` writes",
         ),
-        (["--container", f"a@{DIGEST}", "-o", "no/dir.lock"], 74, "No such file or directory"),
+        (
+            ["--container", f"a@{DIGEST}", "-o", "no/dir.lock"],
+            2,
+            "there is no directory no; create it",
+        ),
     ],
 )
 def test_what_cannot_be_locked_is_refused(
@@ -205,8 +209,16 @@ def test_what_cannot_be_locked_is_refused(
 @pytest.mark.parametrize(
     ("lock", "more", "said"),
     [
-        (None, "", "environment: is locked, and there is no job.lock; ddpgen lock job.yaml"),
-        ("torch==2\n", "", "job.lock is not what `ddpgen lock` writes; move it away; ddpgen lock"),
+        (
+            None,
+            "",
+            "environment: is locked, and there is no job.lock; write it with ddpgen lock job.yaml",
+        ),
+        (
+            "torch==2\n",
+            "",
+            "job.lock is not what `ddpgen lock` writes; move it away; write it with ddpgen lock",
+        ),
         (
             f"# container: a@{DIGEST}\n",
             "",

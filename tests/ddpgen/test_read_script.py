@@ -225,6 +225,7 @@ def test_init_writes_a_spec_for_a_script(
     assert run("init", "--script", "none.py", "-o", "b.yaml").err.startswith(
         "--script: none.py is not"
     )
+    Path("other").mkdir()
     elsewhere = run("init", "--script", "my code/train it.py", "-o", "other/b.yaml")
     assert "does not lie below" in elsewhere.err
     both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")

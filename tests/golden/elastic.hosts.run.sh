@@ -10,7 +10,7 @@
 set -euo pipefail
 
 bundle=$(readlink -f -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-hosts/run.sh}")")/..")
-[ -d "$bundle/hosts/driver" ] || { echo "ddpgen: $bundle: no hosts/driver/: copy all of it" >&2; exit 69; }
+[ -d "$bundle/hosts/driver" ] || { echo "ddpgen: $bundle holds no hosts/driver/: copy all of it" >&2; exit 69; }
 if type -P flock >/dev/null; then # `ddpgen render` does not replace a bundle that somebody holds
   exec 9<"$bundle" && flock -s -n 9 || true
 fi

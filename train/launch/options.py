@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.base.errors import EXIT_USAGE, Refusal
+from train.base.words import did_you_mean
 from train.launch.words import Command
 from train.preflight.finding import codes
 from train.run.config import parse as parse_run
@@ -86,7 +87,20 @@ def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
             print(help_text(leading, told.getvalue()))
             raise Refusal(0, "") from None
         why = complaint.getvalue().partition(" error: ")[2].strip()
-        raise Refusal(EXIT_USAGE, f"{why}; --help shows the options") from None
+        raise Refusal(EXIT_USAGE, f"{why}{_hint(why) or ';'} --help shows the options") from None
+
+
+def _hint(why: str) -> str:
+    """Return a hint for an option that is misspelt, or written without its dashes; else ""."""
+    _, unknown, word = why.partition("unrecognized arguments: ")
+    if not unknown:
+        return ""
+    text = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
+        parse_run(["--help"])
+    name = "--" + re.split("[ =]", word)[0].lstrip("-")
+    known = re.findall(r"^ +(--[a-z-]+)", text.getvalue(), re.MULTILINE)
+    return did_you_mean(name, [*ONLY_CHECK, *known])
 
 
 def _literal(program: Sequence[str]) -> list[str]:

@@ -23,8 +23,8 @@ VARIABLE = "DDPGEN_SKY"
 # A command may first start SkyPilot's server and wake a controller in the cloud.
 ANSWER_S = 300.0
 INSTALL = (
-    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={jobs.FITS}.*', then "
-    f"{VARIABLE}=~/skypilot/bin/sky, or have it on PATH"
+    f"install it: python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={jobs.FITS}.*'; "
+    f"then put it on PATH, or export {VARIABLE}=~/skypilot/bin/sky"
 )
 
 

@@ -30,10 +30,19 @@ def main(argv: Sequence[str]) -> int:
         why = "is of a script of your own, of which a step a second is on record: its rows are in metrics.jsonl"
         print(f"{called}: {directory} {why}", file=sys.stderr)
         return EXIT_FAILED
+    if output.exists() and not output.is_file():  # to replace a device would break the machine
+        print(f"{called}: {output}: is no regular file; name another file with -o", file=sys.stderr)
+        return EXIT_FAILED
     try:
         write(directory, output)
     except OSError as error:
-        print(f"{called}: {error.filename or output}: {error.strerror}", file=sys.stderr)
+        file = Path(error.filename or output)
+        recorded = (
+            "no step is on record yet"
+            if file.name == "metrics.jsonl"
+            else "name another file with -o"
+        )
+        print(f"{called}: {file}: {error.strerror}; {recorded}", file=sys.stderr)
         return EXIT_FAILED
     if not plots.available():
         print(f"{called}: no curves, as matplotlib is not installed here", file=sys.stderr)
