@@ -74,7 +74,7 @@ def test_words_of_the_job_are_no_options_of_ours(
 ) -> None:
     monkeypatch.setattr(job, "write_bundle", lambda *_: pytest.exit("written"))
     refused = run("launch", spec(), "--target=all", "--", "-q", "-v")
-    assert "launch runs one tier" in refused.err
+    assert "it takes one tier" in refused.err
 
 
 def test_verbose_shows_each_program_as_a_user_would_type_it(
