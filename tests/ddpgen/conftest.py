@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ddpgen import cli
-from ddpgen.errors import SpecInvalidError
+from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.job import check
 from ddpgen.tiers.registry import read
 from train.run.progress import ProgressFile
@@ -131,14 +131,35 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
     return golden
 
 
-def faults(text: str | bytes) -> list[str]:
-    """What a spec is refused for, without the file's name; nothing for a sound one."""
+class Fault(NamedTuple):
+    """A finding as tests compare it. `where`: LINE:COLUMN FIELD; `text`: the fault and its remedy."""
+
+    where: str
+    text: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> Fault:
+        line, column = finding.place
+        return cls(f"{line}:{column} {finding.path}".rstrip(), f"{finding.what}; {finding.remedy}")
+
+
+def findings(text: str | bytes) -> list[Finding]:
+    """Return the findings of a spec that is refused, or the warnings of a sound one."""
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
-        check([*read(raw, "job.yaml").values()], Path())
+        return check([*read(raw, "job.yaml").values()], Path())
     except SpecInvalidError as error:
-        return [line.removeprefix("job.yaml:") for line in str(error).splitlines()]
-    return []
+        return error.findings
+
+
+def faults(text: str | bytes) -> list[Fault]:
+    """Return the errors of a spec, each once; nothing for a sound one."""
+    return list(dict.fromkeys(Fault.of(each) for each in findings(text) if each.fatal))
+
+
+def named(found: Iterable[Fault], where: str, word: str) -> bool:
+    """True if one of the faults is at `where` and its text has the decisive word."""
+    return any(fault.where == where and word in fault.text for fault in found)
 
 
 # What the bash of macOS does not know.

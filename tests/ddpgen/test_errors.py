@@ -1,0 +1,91 @@
+"""The whole text of every error and warning of a spec, in tests/golden/errors.txt.
+
+Each fault is tested beside its rule by its place and its decisive word. The wording is compared here alone, so that a
+better sentence changes one file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+from ddpgen.driver.wording import printable
+from ddpgen.errors import report
+from ddpgen.spec import fields, groups, reader, rules, times, yamltree
+from ddpgen.tiers.hosts import render as hosts
+from ddpgen.tiers.local import tier as local
+from ddpgen.tiers.sky import render as sky
+from ddpgen.tiers.slurm import render as slurm
+from tests.ddpgen import test_hosts, test_own_script, test_reader, test_rules, test_sky, test_slurm
+from tests.ddpgen.conftest import GPT, findings
+
+MODULES = (fields, groups, hosts, local, reader, rules, sky, slurm, times, yamltree)
+
+
+# A spec for each kind of error and warning, under the part of it that is wrong.
+SPECS: list[tuple[str, str | bytes]] = [
+    ("all mistakes at once", test_reader.MISTAKES),
+    ("incomplete", test_reader.INCOMPLETE),
+    *((repr(text), text) for text, *_ in test_reader.NOT_YAML),
+    *((text, text) for text, *_ in test_reader.SHAPES),
+    *((line, test_reader.with_train(line)) for line, *_ in test_reader.VALUES),
+    *((line, f"{GPT}{line}\n") for line, *_ in test_reader.LINES),
+    *((str(each), test_rules.spec(**each)) for each, *_ in test_rules.CONFLICTS),
+    *((str(each), test_rules.spec(**each)) for each, *_ in test_rules.UNWISE),
+    *((str(each), test_rules.spec(**each)) for each, where, _ in test_rules.UNFILLED if where),
+    ("more processes than a plan can list", test_rules.TOO_MANY),
+    *((train, test_own_script.with_train(train)) for train, *_ in test_own_script.REFUSED),
+    *((f"hosts: {text}", test_hosts.hosts(text)) for text, *_ in test_hosts.REFUSED),
+    *((f"ssh: {ssh}", test_hosts.with_ssh(ssh)) for ssh, _ in test_hosts.NO_ADDRESS),
+    ("shares of a script", test_hosts.SHARES),
+    *((f"slurm: {tier}", test_slurm.on_slurm(tier)) for tier, *_ in test_slurm.REFUSED),
+    *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
+    *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
+]
+
+
+def makers(module: ModuleType) -> Iterator[range]:
+    """Yield the lines of each expression that makes an error or a warning."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        match node:
+            case ast.Call(func=ast.Name(id="Conflict" | "Finding" | "Refused")):
+                yield range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def test_the_text_of_every_error(
+    golden: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    files = {inspect.getfile(module): module for module in MODULES}
+    ran: set[tuple[str, int]] = set()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        ran.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    text, before = "", sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for title, spec in SPECS:
+            shown = printable(title if len(title) < 100 else f"{title[:97]}...")
+            text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
+    finally:
+        sys.settrace(before)
+    golden("errors.txt", text)
+    left = [
+        f"{file}:{lines.start}"
+        for file, module in files.items()
+        for lines in makers(module)
+        if not any((file, line) in ran for line in lines)
+    ]
+    assert not left, "no spec of this test makes the error of " + ", ".join(left)
