@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ddpgen.adopt import program
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.spec import fields, groups, reader, rules, times, yamltree
@@ -24,9 +25,10 @@ from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import test_hosts, test_own_script, test_reader, test_rules, test_sky, test_slurm
+from tests.ddpgen import test_read_script as scripts
 from tests.ddpgen.conftest import GPT, findings
 
-MODULES = (fields, groups, hosts, local, reader, rules, sky, slurm, times, yamltree)
+MODULES = (fields, groups, hosts, local, program, reader, rules, sky, slurm, times, yamltree)
 
 
 # A spec for each kind of error and warning, under the part of it that is wrong.
@@ -48,6 +50,26 @@ SPECS: list[tuple[str, str | bytes]] = [
     *((f"slurm: {tier}", test_slurm.on_slurm(tier)) for tier, *_ in test_slurm.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
+    *(
+        (f"command: {command}", scripts.with_command(command))
+        for command, expected in scripts.COMMANDS
+        if expected
+    ),
+]
+# The same for what the text of a script, or of its arguments, gives away.
+SCRIPTS = [
+    *((text, scripts.with_args("{}"), text) for text, *_ in scripts.SURPRISES),
+    (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
+    ("no arguments", scripts.with_args("{}"), scripts.PARSER),
+    ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
+    (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
+    (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),
+    ("{newest}", scripts.with_args("{a: '{newest}'}"), scripts.saving("path")),
+    *(
+        (f"sky{train}, saves {saves}", scripts.SKY.format(train=train), scripts.saving(saves))
+        for train, saves, field, _ in scripts.LOST
+        if field
+    ),
 ]
 
 
@@ -55,7 +77,7 @@ def makers(module: ModuleType) -> Iterator[range]:
     """Yield the lines of each expression that makes an error or a warning."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         match node:
-            case ast.Call(func=ast.Name(id="Conflict" | "Finding" | "Refused")):
+            case ast.Call(func=ast.Name(id="Conflict" | "Finding" | "Refused" | "_warning")):
                 yield range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -76,7 +98,9 @@ def test_the_text_of_every_error(
     text, before = "", sys.gettrace()
     sys.settrace(trace)
     try:
-        for title, spec in SPECS:
+        for title, spec, script in (*((title, spec, "") for title, spec in SPECS), *SCRIPTS):
+            for place in (tmp_path, tmp_path / "code"):
+                (place / "t.py").write_text(script)
             shown = printable(title if len(title) < 100 else f"{title[:97]}...")
             text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
     finally:

@@ -8,7 +8,7 @@ import pytest
 
 from ddpgen.adopt.program import check, outline
 from ddpgen.tiers.registry import read
-from tests.ddpgen.conftest import ROOT, Run
+from tests.ddpgen.conftest import ROOT, Fault, Run
 
 PARSER = """\
 import argparse
@@ -46,49 +46,36 @@ m.save(m.load())
 _NO_SAVE = PARSER.rpartition("torch.save")[0]
 
 
-def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
-    spec = f"name: a\nprocs_per_node: 2\ncode: code\ntrain:\n  script: t.py\n  args: {args}\n"
-    job = read(spec.encode(), "a.yaml")["local"].job
+def with_args(args: str) -> str:
+    return f"name: a\nprocs_per_node: 2\ncode: code\ntrain:\n  script: t.py\n  args: {args}\n"
+
+
+def told(tmp_path: Path, text: str, args: str = "{}") -> list[Fault]:
+    """The warnings about a script: the field of each, and its text."""
+    job = read(with_args(args).encode(), "a.yaml")["local"].job
     (tmp_path / "code").mkdir(exist_ok=True)
     (tmp_path / "code" / "t.py").write_text(text)
     found = list(check(job, tmp_path))
     assert not any(each.fatal for each in found)
-    return [f"{each.about[0]}: {each.what}; {each.remedy}" for each in found]
+    return [Fault(each.about[0], f"{each.what}; {each.remedy}") for each in found]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "x = (\n",
-            "train.script: t.py:1: this is no Python here: '(' was never closed; correct it",
-        ),
-        (
-            "m.save(m.load())\nm.to('cuda')\n",
-            "train.script: t.py:2 asks for cuda, and the job has no GPUs",
-        ),
-        (
-            "m.save(m.load())\nm.cuda()\n",
-            "train.script: t.py:2 asks for cuda, and the job has no GPUs",
-        ),
-        (
-            "m.save(m.load())\ndist.init_process_group('nccl')\n",
-            "train.script: t.py:2 asks for nccl, and the job has no GPUs",
-        ),
-        (
-            "t = Trainer(devices=4)\n",
-            "procs_per_node: t.py:1: devices=4, and procs_per_node is 2; make them equal",
-        ),
-        (
-            "m.train()\nm.save()\n",
-            "train.script: t.py:2 saves, and nothing loads that: a start after a kill would be refused",
-        ),
-        ("train()\n", "train.script: t.py saves nothing: a kill or a stop loses all"),
-    ],
-)
-def test_what_may_surprise(text: str, expected: str, tmp_path: Path) -> None:
-    (found,) = told(tmp_path, text)
-    assert found.startswith(expected)
+SURPRISES = [
+    ("x = (\n", "train.script", "t.py:1: this is no Python"),
+    ("m.save(m.load())\nm.to('cuda')\n", "train.script", "t.py:2 asks for cuda"),
+    ("m.save(m.load())\nm.cuda()\n", "train.script", "t.py:2 asks for cuda"),
+    ("m.save(m.load())\ndist.init_process_group('nccl')\n", "train.script", "t.py:2 asks for nccl"),
+    ("t = Trainer(devices=4)\n", "procs_per_node", "t.py:1: devices=4"),
+    ("m.train()\nm.save()\n", "train.script", "t.py:2 saves"),
+    ("train()\n", "train.script", "t.py saves nothing"),
+]
+
+
+@pytest.mark.parametrize(("text", "field", "word"), SURPRISES)
+def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> None:
+    (warning,) = told(tmp_path, text)
+    assert warning.where == field
+    assert warning.text.startswith(word)
 
 
 @pytest.mark.parametrize(
@@ -108,34 +95,32 @@ def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
     assert told(tmp_path, text, "{what: 1}") == []
 
 
+MISSPELT = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
+
+
 def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
-    args = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
-    assert told(tmp_path, PARSER, args) == [
-        "train.args.learning_rate: t.py has no option --learning_rate; did you mean learning-rate?",
-        "train.args: t.py wants config; add it; a list of words can say positional ones",
-    ]
-    assert told(tmp_path, PARSER, "{}") == [
-        "train.args: t.py wants config; add it; a list of words can say positional ones",
-        "train.args: t.py wants data; add it; a list of words can say positional ones",
-    ]
+    misspelt, missing = told(tmp_path, PARSER, MISSPELT)
+    assert misspelt.where == "train.args.learning_rate"
+    assert "learning-rate?" in misspelt.text
+    assert missing.where == "train.args"
+    assert "wants config;" in missing.text
+    both = told(tmp_path, PARSER, "{}")
+    assert [each.where for each in both] == ["train.args"] * 2
+    assert [each.text.split(";")[0] for each in both] == ["t.py wants config", "t.py wants data"]
     assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
 
 
 @pytest.mark.parametrize(
     ("text", "args", "expected"),
     [
-        (
-            NANOGPT,
-            "{}",
-            ["t.py:4 asks for nccl, and the job has no GPUs; write gpus_per_node: 2, or "],
-        ),
-        (NANOGPT, "{backend: gloo}", ["t.py:5 asks for cuda, and the job has no GPUs; write"]),
+        (NANOGPT, "{}", ["t.py:4 asks for nccl"]),
+        (NANOGPT, "{backend: gloo}", ["t.py:5 asks for cuda"]),
         (NANOGPT, "{backend: gloo, device: cpu}", []),
         (NANOGPT, "[--backend=gloo, --device=cpu]", []),
         (NANOGPT, "[config/on_cpu.py, --compile=False]", []),
         (NANOGPT.replace("iter_num", "device = 'cpu'; backend = 'gloo'#"), "{}", []),
-        (TORCHVISION, "{}", ["t.py:2 asks for cuda, and the job has no GPUs; write gpus_per"]),
-        (TORCHVISION, "{device: cuda:0}", ["t.py:2 asks for cuda, and the job has no GPUs"]),
+        (TORCHVISION, "{}", ["t.py:2 asks for cuda"]),
+        (TORCHVISION, "{device: cuda:0}", ["t.py:2 asks for cuda"]),
         (TORCHVISION, "{device: cpu}", []),
         (TORCHVISION, "[--device, cpu]", []),
     ],
@@ -144,9 +129,8 @@ def test_a_device_that_the_arguments_choose(
     text: str, args: str, expected: list[str], tmp_path: Path
 ) -> None:
     found = told(tmp_path, text, args)
-    assert [each[: len("train.script: " + e)] for each, e in zip(found, expected, strict=True)] == [
-        f"train.script: {each}" for each in expected
-    ]
+    assert [each.where for each in found] == ["train.script"] * len(expected)
+    assert [each.text.partition(", ")[0] for each in found] == expected
 
 
 @pytest.mark.parametrize(("gpus", "told"), [("0", 1), ("1", 0)])
@@ -157,38 +141,44 @@ def test_of_hosts_one_with_a_gpu_is_enough_to_ask_for_it(
     hosts = f"{{hosts: {{hosts: [a, {{name: b, gpus: {gpus}}}]}}}}"
     text = f"name: a\ncode: .\ntrain: {{script: t.py}}\ntargets: {hosts}\n"
     found = [*check(read(text.encode(), "a.yaml")["hosts"].job, tmp_path)]
-    assert [each.what.endswith("and the job has no GPUs") for each in found] == [True] * told
+    assert ["cuda" in each.what for each in found] == [True] * told
 
 
 def test_globals_that_the_arguments_replace_are_options(tmp_path: Path) -> None:
     no_gpus = "backend: gloo, device: cpu"
     misspelt, other = told(tmp_path, NANOGPT, f"{{{no_gpus}, batch_siz: 2, iter_num: 3}}")
-    assert misspelt == (
-        "train.args.batch_siz: t.py has no option --batch_siz; did you mean batch_size?"
-    )
-    assert other.endswith(" write one of out_dir, init_from, batch_size, backend, device, dtype")
+    assert misspelt.where == "train.args.batch_siz"
+    assert "batch_size?" in misspelt.text
+    assert other.where == "train.args.iter_num"
+    assert other.text.endswith(" out_dir, init_from, batch_size, backend, device, dtype")
     example = ROOT / "examples" / "code" / "nanogpt" / "train.py"
     assert outline(example).resume == "--init_from=resume"
 
 
+WORDS = "['--lr 0.1', '-x  1', 'a b', '--text=a b']\n  args_style: flags"
+
+
 def test_a_list_of_words_that_is_meant_otherwise(tmp_path: Path) -> None:
     script = "m.save(m.load())\n"
-    assert told(
-        tmp_path, script, "['--lr 0.1', '-x  1', 'a b', '--text=a b']\n  args_style: flags"
-    ) == [
-        "train.args_style: is for a mapping, and train.args is a list, which is passed word for word; leave it out",
-        'train.args: "--lr 0.1" is one word with a space in it; write two: "--lr", "0.1"',
-        'train.args: "-x  1" is one word with a space in it; write two: "-x", "1"',
-    ]
+    style, long, short = told(tmp_path, script, WORDS)
+    assert style.where == "train.args_style"
+    assert "mapping" in style.text
+    assert long.where == short.where == "train.args"
+    assert '"--lr", "0.1"' in long.text
+    assert '"-x", "1"' in short.text
+
+
+BRACES = "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']"
 
 
 def test_braces_that_are_filled_in_nowhere(tmp_path: Path) -> None:
     script = "m.save(m.load())\n"
-    assert told(tmp_path, script, "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']") == [
-        "train.args: {checkpointdir} stays as it is; did you mean checkpoint_dir?"
-    ]
-    (only,) = told(tmp_path, script, "{a: '{newest}'}")
-    assert only.startswith("train.args: {newest} is filled in in train.resume.args alone")
+    (misspelt,) = told(tmp_path, script, BRACES)
+    assert misspelt.where == "train.args"
+    assert "checkpoint_dir?" in misspelt.text
+    (elsewhere,) = told(tmp_path, script, "{a: '{newest}'}")
+    assert elsewhere.where == "train.args"
+    assert "train.resume.args" in elsewhere.text
     text = "name: a\ntrain:\n  command: [a.sh]\n  resume: {exists: 'c-*', args: '--go={newest}'}\n"
     assert [*check(read(text.encode(), "a.yaml")["local"].job, tmp_path)] == []
 
@@ -203,10 +193,7 @@ def test_the_warnings_are_shown_where_the_spec_can_be_changed(
     (tmp_path / "a.yaml").write_text(spec)
     done = run("validate", "a.yaml")
     assert done.code == 0
-    assert (
-        "a.yaml:5:15: warning: train.args.dta: t.py has no option --dta; did you mean data?"
-        in done.err
-    )
+    assert "a.yaml:5:15: warning: train.args.dta: " in done.err
 
 
 def test_init_writes_a_spec_for_a_script(
@@ -218,7 +205,7 @@ def test_init_writes_a_spec_for_a_script(
     made = run("init", "--script", "my code/train it.py", "--procs", "3", "-o", "a.yaml")
     assert made == (0, "a.yaml\n", "next: ddpgen validate a.yaml\n")
     text = (tmp_path / "a.yaml").read_text()
-    assert "# its options: learning-rate, data, compile\n" in text
+    assert " learning-rate, data, compile\n" in text
     job = read(text.encode(), "a.yaml")["local"].job
     assert (job.name, job.procs_per_node, job.code) == ("train-it", 3, ("my code",))
     assert job.train.script == "train it.py"
@@ -229,7 +216,7 @@ def test_init_writes_a_spec_for_a_script(
     elsewhere = run("init", "--script", "my code/train it.py", "-o", "other/b.yaml")
     assert "does not lie below" in elsewhere.err
     both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")
-    assert "--steps is not for a script" in both.err
+    assert "--steps" in both.err
     assert not (tmp_path / "b.yaml").exists()
 
 
@@ -250,10 +237,7 @@ def test_init_writes_a_spec_for_a_script(
             f"{_NO_SAVE}p.add_argument('--resume')\ntorch.save(a, b)\ntorch.save({{}}, f'out/{{step}}.pt')\n",
             '{exists: "out/*.pt", args: "--resume={newest}"}',
         ),
-        (
-            NANOGPT,
-            '{exists: "out/ckpt.pt", args: "--init_from=resume"}',
-        ),
+        (NANOGPT, '{exists: "out/ckpt.pt", args: "--init_from=resume"}'),
     ],
 )
 def test_init_suggests_how_the_script_goes_on(
@@ -282,23 +266,27 @@ def test_init_names_the_jobs_of_two_train_py_apart(
     assert names == ["gpt", "my-resnet"]
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("[torchrun, t.py]", "is a launcher, and each process of the job would start it"),
-        ("[srun, --ntasks=4, ./t.sh]", "is a launcher, and each process of the job would start it"),
-        ("[/opt/bin/mpirun, -n, 4, ./t.sh]", "is a launcher, and each process"),
-        ("[accelerate, launch, t.py]", "is a launcher, and each process of the job would start it"),
-        ("[python3, -m, torch.distributed.run, t.py]", "is a launcher, and each process"),
-        ("[python3.11, t.py, --lr=1]", "is Python, of which more is known as a script"),
-        ("[accelerate, launch, --num_processes, 1, t.py]", ""),
-        ("[my-trainer, python]", ""),
-    ],
-)
+COMMANDS = [
+    ("[torchrun, t.py]", "is a launcher"),
+    ("[srun, --ntasks=4, ./t.sh]", "is a launcher"),
+    ("[/opt/bin/mpirun, -n, 4, ./t.sh]", "is a launcher"),
+    ("[accelerate, launch, t.py]", "is a launcher"),
+    ("[python3, -m, torch.distributed.run, t.py]", "is a launcher"),
+    ("[python3.11, t.py, --lr=1]", "is Python"),
+    ("[accelerate, launch, --num_processes, 1, t.py]", ""),
+    ("[my-trainer, python]", ""),
+]
+
+
+def with_command(command: str) -> str:
+    return f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\n"
+
+
+@pytest.mark.parametrize(("command", "expected"), COMMANDS)
 def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
-    spec = f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\n"
-    found = [each.what for each in check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)]
-    assert [each[: len(expected)] for each in found] == ([expected] if expected else [])
+    job = read(with_command(command).encode(), "a.yaml")["local"].job
+    found = [each.what.partition(",")[0] for each in check(job, tmp_path)]
+    assert found == ([expected] if expected else [])
 
 
 SKY = """\
@@ -307,33 +295,37 @@ code: .
 targets: {{sky: {{bucket: s3://a-bucket}}}}
 train: {{script: t.py{train}}}
 """
-LOST = "working directory, which goes with the machine"
+LOST = [
+    (
+        ", resume: {exists: out/last.pt, args: --resume}",
+        "'last.pt'",
+        "train.resume.exists",
+        "to {checkpoint_dir}/out",
+    ),
+    (
+        ", resume: {exists: last.pt, args: --resume}",
+        "path",
+        "train.resume.exists",
+        "to {checkpoint_dir}",
+    ),
+    (", guard: ckpt-*/DONE", "path", "train.guard", "to {checkpoint_dir}/ckpt-*"),
+    ("", "'out/last.pt'", "train.script", "DDPGEN_CHECKPOINT_DIR"),
+    ("", "f'{out}/last.pt'", "", ""),
+    ("", "'/ckpt/last.pt'", "", ""),
+    (", resume: {exists: '{checkpoint_dir}/x.pt', args: --resume}", "'x.pt'", "", ""),
+    (", workdir: /checkpoints/work", "'x.pt'", "", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("train", "saves", "expected"),
-    [
-        (
-            ", resume: {exists: out/last.pt, args: --resume}", "'last.pt'",
-            f"out/last.pt lies in the {LOST}; write {{checkpoint_dir}}/out/last.pt, and let the script save to {{checkpoint_dir}}/out",
-        ),
-        (
-            ", resume: {exists: last.pt, args: --resume}", "path",
-            f"last.pt lies in the {LOST}; write {{checkpoint_dir}}/last.pt, and let the script save to {{checkpoint_dir}}",
-        ),
-        (", guard: ckpt-*/DONE", "path", f"ckpt-*/DONE lies in the {LOST}; write"),
-        ("", "'out/last.pt'", f"t.py:1 saves out/last.pt into the {LOST}; save below"),
-        ("", "f'{out}/last.pt'", ""),
-        ("", "'/ckpt/last.pt'", ""),
-        (", resume: {exists: '{checkpoint_dir}/x.pt', args: --resume}", "'x.pt'", ""),
-        (", workdir: /checkpoints/work", "'x.pt'", ""),
-    ],
-)  # fmt: skip
+def saving(saves: str) -> str:
+    return f"torch.save(a, {saves}); torch.load(a)\n"
+
+
+@pytest.mark.parametrize(("train", "saves", "field", "word"), LOST)
 def test_on_sky_saves_that_go_with_the_machine_are_told(
-    train: str, saves: str, expected: str, tmp_path: Path
+    train: str, saves: str, field: str, word: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "t.py").write_text(f"torch.save(a, {saves}); torch.load(a)\n")
-    spec = SKY.format(train=train)
-    reading = read(spec.encode(), "a.yaml")["sky"]
-    found = [f"{each.what}; {each.remedy}" for each in check(reading.job, tmp_path)]
-    assert [each[: len(expected)] for each in found] == ([expected] if expected else [])
+    (tmp_path / "t.py").write_text(saving(saves))
+    found = [*check(read(SKY.format(train=train).encode(), "a.yaml")["sky"].job, tmp_path)]
+    assert [each.about[0] for each in found] == ([field] if field else [])
+    assert all(word in each.remedy for each in found)

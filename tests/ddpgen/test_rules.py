@@ -58,6 +58,7 @@ CONFLICTS = [
     ({"train": "reduction: allreduce\n  comm_hook: powersgd"}, "13:14 train.comm_hook", "nccl"),
     ({"train": "early_stop: {patience: 2}"}, "12:15 train.early_stop", "best: loss"),
     ({"train": "best: accuracy\n  eval_every: 5 steps"}, "12:9 train.best", "accuracy"),
+    ({"train": "args: {dept: 4, width: 128}"}, "12:16 train.args.dept", "depth?"),
     ({"train": "profile: 101..110"}, "12:12 train.profile", "last"),
     ({"train": "best: loss"}, "12:9 train.best", "one evaluation"),
     ({"procs": 3, "train": "reduction: allreduce"}, "3:17 procs_per_node", "evenly"),
@@ -148,12 +149,6 @@ def test_the_gpus_of_each_host_decide_what_needs_one(train: str, where: str, wor
     (fault,) = faults(text(1, 1, 0))
     assert fault.where == where
     assert word in fault.text
-
-
-def test_a_name_that_a_built_in_workload_does_not_know() -> None:
-    (fault,) = faults(spec(train="args: {dept: 4, width: 128}"))
-    assert fault.where == "12:16 train.args.dept"
-    assert "depth?" in fault.text
 
 
 TOO_MANY = spec(nodes=100_000, procs=1024, what="{script: t.py}", batch="null", micro="null")
