@@ -74,7 +74,7 @@ gpt: 15 steps of 3 runs of each shape, after 5 to warm up; 2 processors, x86_64,
 
 
 def test_an_efficiency_that_cannot_be_says_that_the_machine_was_busy(spec: Spec) -> None:
-    told = "an efficiency above 110%: other programs probably slowed 1 down"
+    told = "above 110%: "
     assert told in bench_table.as_text(made(spec(), {"1": [left(0.1)], "2": [left(0.04, 2)]}))
     assert told not in bench_table.as_text(made(spec(), {"1": [left(0.1)], "2": [left(0.048, 2)]}))
 
@@ -82,7 +82,7 @@ def test_an_efficiency_that_cannot_be_says_that_the_machine_was_busy(spec: Spec)
 def test_markdown_and_json_say_the_same(spec: Spec) -> None:
     found = made(spec(), {"1": [left()], "2": [left(0.0625, 2)]})
     text = bench_table.as_markdown(found)
-    assert text.startswith("all shapes gave the same losses, bit for bit, in 20 steps\n\ngpt: ")
+    assert "\n\ngpt: 15 steps " in text
     assert "| 2 | 2 | 62.5 ms | 62.5 ms to 62.5 ms | 16,000 |" in text
     rows = json.loads(bench_table.as_json(found))["rows"]
     assert rows[1]["step_s"] == 0.0625
@@ -102,13 +102,13 @@ def test_where_ranks_are_not_timed_steps_are(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("other", "line", "agree"),
     [
-        (left(), "all shapes gave the same losses, bit for bit, in 20 steps", True),
+        (left(), "all shapes", True),
         (
             left(losses={7: 0.1 + 0.2, 8: 9}),
-            "the losses differ from step 7 on: 1 0.3, 2 0.30000000000000004; they have to be the same",
+            "from step 7 on: 1 0.3, 2 0.30000000000000004; ",
             False,
         ),
-        (left(losses={7: 0.3}, steps=19), "the losses differ from step 20 on: 1 0.0", False),
+        (left(losses={7: 0.3}, steps=19), "from step 20 on: 1 0.0", False),
         (
             left(losses={7: 1}, facts={**FACTS, "device": "A100"}),
             "1 0.3, 2 1; what was computed on differs: device cpu, A100",
@@ -116,7 +116,7 @@ def test_where_ranks_are_not_timed_steps_are(spec: Spec) -> None:
         ),
         (
             left(processes=2, losses={7: 1}, exact_on_any_world_size=False),
-            "differs: the number of processes, and the runs promise no equal bits for that",
+            "differs: the number of processes",
             True,
         ),
     ],
@@ -133,9 +133,9 @@ def test_losses_are_compared_bit_for_bit(other: Ran, line: str, agree: bool) -> 
 
 
 def test_one_run_has_nothing_to_compare_with() -> None:
-    assert bench_table.compare({"1": [left()]}) == (
-        "one run: there are no other losses to compare its own with", True,
-    )  # fmt: skip
+    said, right = bench_table.compare({"1": [left()]})
+    assert said.startswith("one run: ")
+    assert right
 
 
 def test_several_hosts_are_held_against_the_prediction(spec: Spec) -> None:
@@ -166,17 +166,17 @@ def test_the_plot(spec: Spec, tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "code", "said"),
     [
-        (GPT, ["--shapes", "1,many"], 2, '"many" is no shape; write numbers of processes, gpu,'),
+        (GPT, ["--shapes", "1,many"], 2, '"many" is no shape'),
         # The machines of a SkyPilot job are gone when it has ended.
-        (GPT, ["--shapes", "sky"], 2, '"sky" is no shape; write numbers of processes, gpu, hosts or slurm,'),
-        (GPT, ["--shapes", "1,hosts"], 69, "the spec has no targets.hosts; add it to say where"),
-        (GPT, ["--shapes", "gpu"], 2, "the job has no GPUs on local; write gpus_per_node: 1"),
-        (GPT, ["--shapes", "8"], 2, "shape 8: 8 processes share 4 micro-batches a step"),
-        (GPT.replace("300", "8"), [], 2, "8 steps are too few to measure: the first 5 do not count"),
-        (GPT, ["--plot", "a.pdf"], 2, "ends neither in .svg nor in .png"),
+        (GPT, ["--shapes", "sky"], 2, '"sky" is no shape'),
+        (GPT, ["--shapes", "1,hosts"], 69, "no targets.hosts; "),
+        (GPT, ["--shapes", "gpu"], 2, "no GPUs on local; "),
+        (GPT, ["--shapes", "8"], 2, "shape 8: 8 processes "),
+        (GPT.replace("300", "8"), [], 2, "8 steps are too few"),
+        (GPT, ["--plot", "a.pdf"], 2, "--plot: a.pdf "),
         (
             "name: own\ncode: .\ntrain: {script: own.py}\n", ["--shapes", "1"], 2,
-            "train.script has a loop of its own, which cannot be cut to a few steps",
+            "train.script has a loop of its own",
         ),
     ],
 )  # fmt: skip

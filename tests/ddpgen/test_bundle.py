@@ -91,7 +91,7 @@ def test_a_bundle_that_is_for_fewer_tiers_now_says_so(run: Run, spec: Spec) -> N
     job = spec(GPT.replace("name: gpt", "name: gpt\ntargets: {hosts: {hosts: [a, b]}}"))
     assert "no longer" not in run("render", job, "--target", "all").err
     said = run("render", job, "--target", "local").err
-    assert "it no longer holds what was rendered for hosts; --target all renders every tier" in said
+    assert "no longer holds what was rendered for hosts" in said
     assert "no longer" not in run("render", job, "--target", "local").err
 
 
@@ -127,10 +127,8 @@ def test_foreign_files_are_named_and_survive(render: Render, tmp_path: Path, for
     for options in ([], ["--force"]):
         refused = render(GPT + "restarts: 0\n", *options)
         assert refused.code == 73
-        assert refused.err == (
-            f"{tmp_path}/build/gpt holds what ddpgen did not write: {foreign}. Nothing was "
-            "changed. Move it away, or give another place with -o\n"
-        )
+        assert refused.err.startswith(f"{tmp_path}/build/gpt holds ")
+        assert f" not write: {foreign}. " in refused.err
     assert tree(tmp_path / "build") == before
     assert path.exists()
 
@@ -141,7 +139,7 @@ def test_an_edited_file_is_named_and_given_up_only_by_force(render: Render, tmp_
     script.write_text("edited")
     refused = render()
     assert refused.code == 73
-    assert "was edited by hand: local.sh. Nothing was changed." in refused.err
+    assert "edited by hand: local.sh. " in refused.err
     assert script.read_text() == "edited"
     assert render(GPT, "--force").code == 0
     assert script.read_text() != "edited"
@@ -157,14 +155,14 @@ def test_an_edited_file_is_named_and_given_up_only_by_force(render: Render, tmp_
 @pytest.mark.parametrize(
     ("output", "code", "said"),
     [
-        ("", 2, "it is empty; name a directory."),
+        ("", 2, "it is empty"),
         ("/", 73, "/ cannot be a bundle; "),
-        (".", 73, "is replaced as a whole, and you are standing in it; go out of it, or give"),
-        ("..", 73, "is replaced as a whole, and you are standing in it; "),
-        ("file", 73, "/file is a file; remove it, or give another place with -o"),
-        ("link", 73, "/link is a symbolic link (to elsewhere); give -o the directory itself"),
+        (".", 73, "you are standing in it"),
+        ("..", 73, "you are standing in it"),
+        ("file", 73, "/file is a file; "),
+        ("link", 73, "/link is a symbolic link (to elsewhere)"),
         ("file/below", 74, "/file/below: File exists ("),
-        ("photos", 73, "holds what ddpgen did not write: me.jpg"),
+        ("photos", 73, "not write: me.jpg"),
     ],
 )
 def test_a_place_that_cannot_be_replaced_is_refused(
@@ -189,7 +187,7 @@ def test_checkpoints_inside_the_bundle_are_refused(
     refused = render(GPT + f"checkpoint: {{dir: {place.format(tmp_path=tmp_path)}}}\n")
     assert refused.code == 65
     assert ":8:19: checkpoint.dir: " in refused.err
-    assert "which is replaced when it is rendered; name a" in refused.err
+    assert "is inside the bundle" in refused.err
 
 
 def test_checkpoints_of_any_tier_inside_the_bundle_are_refused(run: Run, spec: Spec) -> None:
@@ -202,21 +200,9 @@ def test_checkpoints_of_any_tier_inside_the_bundle_are_refused(run: Run, spec: S
 @pytest.mark.parametrize(
     ("call", "code", "said"),
     [
-        (
-            "write_bytes",
-            errno.ENOSPC,
-            "{bundle}: No space left on device; free some space; the earlier bundle, if any, is untouched",
-        ),
-        (
-            "read_bytes",
-            errno.EACCES,
-            "{src}: cannot be read: Permission denied; correct that, or list the file in .ddpgenignore",
-        ),
-        (
-            "write_bytes",
-            errno.EROFS,
-            "{bundle}: Read-only file system; give another place with -o, or ask for the permission",
-        ),
+        ("write_bytes", errno.ENOSPC, "{bundle}: No space left on device; free some space"),
+        ("read_bytes", errno.EACCES, "{src}: cannot be read: Permission denied; "),
+        ("write_bytes", errno.EROFS, "{bundle}: Read-only file system; give another place"),
     ],
 )
 def test_a_file_that_cannot_be_read_or_written_loses_nothing(
@@ -240,7 +226,8 @@ def test_a_file_that_cannot_be_read_or_written_loses_nothing(
         disk.setattr(Path, call, refuse)
         refused = render(MODEL + "restarts: 0\n")
     assert refused.code == 74
-    assert refused.err == said.format(bundle=tmp_path / "build/gpt", src=src / "run.sh") + "\n"
+    assert refused.err.startswith(said.format(bundle=tmp_path / "build/gpt", src=src / "run.sh"))
+    assert (".ddpgenignore" in refused.err) == (call == "read_bytes")
     assert tree(tmp_path / "build") == before
     assert os.listdir(tmp_path / "build") == ["gpt"]
 
@@ -410,10 +397,7 @@ def test_secrets_stay_behind_with_a_warning_unless_code_names_them(
     )
     done = run("render", spec(GPT + "code: src\n"), "--target", "local")
     assert code_of(tmp_path / "build" / "gpt") == ["a.env", "t.py"]
-    warning = (
-        "8:7: warning: code: src/.env, src/.ssh, src/sub/.env.prod may hold secrets, and stay "
-    )
-    assert warning in done.err
+    assert "8:7: warning: code: src/.env, src/.ssh, src/sub/.env.prod may hold secrets" in done.err
     (tmp_path / "src" / ".ddpgenignore").write_text(".env\n.env.*\n.ssh\n")
     done = run("render", spec(GPT + "code: [src, src/.env]\n"), "--target", "local")
     assert "warning" not in done.err
@@ -429,7 +413,8 @@ def test_a_model_that_would_stay_behind_is_a_fault_of_the_spec(
     (src / ".ddpgenignore").write_text("my_*\n")
     refused = render(MODEL.replace("my_model.py", hidden))
     assert refused.code == 65
-    assert f"{hidden} is there, but is left out of what travels in code; take it" in refused.err
+    assert f": train.workload: {hidden} is there, but is left out " in refused.err
+    assert ".ddpgenignore" in refused.err
 
 
 def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_path: Path) -> None:
@@ -445,14 +430,11 @@ def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("nowhere", "src/link is a symbolic link to nowhere, which leads nowhere; remove the link"),
-        ("link", "src/link is a symbolic link to link, which leads nowhere; remove the link"),
-        ("..", "src/link is a symbolic link to a directory it is in; remove it"),
-        (
-            "/etc/hosts",
-            "src/link is a symbolic link out of the spec's directory, to /etc/hosts; copy",
-        ),
-        ("", "src/link is neither a file nor a directory"),
+        ("nowhere", "src/link is a link to nowhere, "),
+        ("link", "src/link is a link to link, "),
+        ("..", "directory it is in"),
+        ("/etc/hosts", ", to /etc/hosts; copy"),
+        ("", "neither a file nor a directory"),
     ],
 )
 def test_what_cannot_be_copied_is_refused(
@@ -471,7 +453,7 @@ def test_a_name_that_is_not_utf_8_is_refused(render: Render, src: Path) -> None:
     (src / "é.txt").write_text("")
     refused = render(MODEL)
     assert refused.code == 74
-    assert r"src/b\xff.txt': the name is not UTF-8; rename the file" in refused.err
+    assert r"src/b\xff.txt': the name is not UTF-8" in refused.err
 
 
 def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> None:
@@ -479,7 +461,8 @@ def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> Non
         file.truncate(3 << 20)
     refused = render(MODEL, "--max-code-mib", "2")
     assert refused.code == 74
-    assert refused.err.startswith("code has 3 MiB, more than 2; the largest are data.bin (3 MiB), ")
+    assert refused.err.startswith("code has 3 MiB, more than 2; ")
+    assert "data.bin (3 MiB), " in refused.err
     assert render(MODEL, "--max-code-mib", "4").code == 0
 
 
@@ -488,7 +471,7 @@ def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: 
     (tmp_path / "other" / "my_model.py").write_text("")
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
     assert refused.code == 74
-    assert "would both become code/my_model.py; rename one" in refused.err
+    assert "both become code/my_model.py; " in refused.err
 
 
 def write_files(where: Path, *names: str) -> None:
@@ -521,15 +504,10 @@ def test_tiers_that_disagree_on_a_file_of_the_bundle_are_refused(
     write_files(tmp_path, "a/t.py", "b/t.py")
     spec(GPT + "code: a\ntargets: {local: , slurm: {code: b}}\n")
     refused = run("render", "job.yaml", "--target", "all")
-    assert refused == (
-        65,
-        "",
-        (
-            "job.yaml:9:34: targets.slurm.code: code/t.py of the bundle would be b/t.py for slurm, and "
-            "a/t.py for local; rename one, or render each of these tiers into a bundle of its own: "
-            "--target slurm -o DIR\n"
-        ),
-    )
+    assert (refused.code, refused.out) == (65, "")
+    assert refused.err.startswith("job.yaml:9:34: targets.slurm.code: code/t.py ")
+    assert "b/t.py for slurm, and a/t.py for local; " in refused.err
+    assert refused.err.endswith(" --target slurm -o DIR\n")
     assert not (tmp_path / "build").exists()
     assert run("render", "job.yaml", "--target", "slurm").code == 0
     assert (tmp_path / "build" / "gpt" / "code" / "t.py").read_text() == "b/t.py"
@@ -538,19 +516,16 @@ def test_tiers_that_disagree_on_a_file_of_the_bundle_are_refused(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (MODEL.replace("src", "sorce"), "8:7: code: sorce does not exist beside the spec; "),
+        (MODEL.replace("src", "sorce"), "8:7: code: sorce does not exist"),
         (MODEL.replace("code: src", "code: /etc"), "8:7: code: /etc is not relative; "),
-        (MODEL.replace("code: src", "code: ../.."), "8:7: code: ../.. leads out of the spec's"),
+        (MODEL.replace("code: src", "code: ../.."), "8:7: code: ../.. leads out "),
         (
             MODEL.replace("my_model", "my_modle"),
-            (
-                "4:13: train.workload: my_modle.py is not in code (src); "
-                "create it, or add the directory of my_modle.py"
-            ),
+            "4:13: train.workload: my_modle.py is not in code (src); ",
         ),
         (
             MODEL.replace("my_model", "../my_model"),
-            "4:13: train.workload: ../my_model.py leads out of code; write its path inside code",
+            "4:13: train.workload: ../my_model.py leads out of code; ",
         ),
     ],
 )
@@ -569,7 +544,7 @@ def test_a_pipe_that_code_names_is_a_fault_of_the_spec(
     os.mkfifo(tmp_path / "pipe")
     refused = run("validate", spec(GPT + "code: pipe\n"))
     assert refused.code == 65
-    assert ":8:7: code: pipe is neither a file nor a directory; name one that " in refused.err
+    assert ":8:7: code: pipe is neither " in refused.err
 
 
 def test_a_system_without_locks_renders_the_same_bytes(run: Run, tmp_path: Path) -> None:

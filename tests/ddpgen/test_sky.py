@@ -156,7 +156,7 @@ def test_a_bundle_is_not_made_inside_a_bundle(
     monkeypatch.chdir(place)
     outcome = run("render", "../job.yaml", "--target", "sky")
     assert outcome.code == 74
-    assert "would lie inside the bundle" in outcome.err
+    assert "inside the bundle" in outcome.err
 
 
 def test_another_list_of_requirements_is_another_environment(bundle: Callable[..., Path]) -> None:
@@ -339,17 +339,17 @@ def test_a_secret_that_skypilot_was_not_given_is_named_on_the_machine(
 ) -> None:
     """SkyPilot drops it without a word."""
     done = runs(bundle(f"{BUCKET}, secrets: [X_Y]"), "run")
-    assert "ddpgen: the secret X_Y is not set; launch with --secret X_Y" in done.stdout
+    assert "--secret X_Y" in done.stdout
     assert done.stdout.endswith("ended with 69\n")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("exit 0", "ddpgen: sky.activate.sh (python.activate) failed"),
+        ("exit 0", "sky.activate.sh (python.activate) failed"),
         ("false", "sky.activate.sh (python.activate) failed at line 2: false"),
         ('echo "open', "sky.activate.sh: line 2: unexpected EOF"),
-        ("head=1 port=2 python=3 DDPGEN_JOB=4; cd /", "the secret X_Y is not set"),
+        ("head=1 port=2 python=3 DDPGEN_JOB=4; cd /", "--secret X_Y"),
     ],
 )
 def test_activation_lines_are_contained(line: str, said: str, bundle: Callable[..., Path]) -> None:
@@ -364,15 +364,15 @@ def test_a_signal_while_the_environment_is_set_up_brings_the_job_back(
     bundle: Callable[..., Path],
 ) -> None:
     done = runs(bundle(f"{BUCKET}, python: {{activate: ['kill -TERM $BASHPID']}}"), "run")
-    assert "ddpgen: node0: stopped before the training began\n" in done.stdout
+    assert "ddpgen: node0: stopped before " in done.stdout
     assert done.stdout.endswith("ended with 175\n")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("exit 3", "ddpgen: sky.setup.sh (setup of the spec) failed"),
-        ("false", "ddpgen: sky.setup.sh (setup of the spec) failed at line 5: false"),
+        ("exit 3", "sky.setup.sh (setup of the spec)"),
+        ("false", " failed at line 5: false"),
         ('echo "open', "sky.setup.sh: line 5: unexpected EOF"),
     ],
 )
@@ -387,13 +387,12 @@ def test_outside_of_the_bundle_it_says_so(bundle: Callable[..., Path]) -> None:
     (place / "train" / "__main__.py").unlink()
     for part in ("setup", "run"):
         done = runs(place, part)
-        assert done.stdout == (
-            "ddpgen: launch from inside the bundle, beside sky.yaml\nended with 69\n"
-        )
+        said, ended = done.stdout.splitlines()
+        assert "inside the bundle" in said
+        assert ended == "ended with 69"
 
 
 def test_a_python_that_is_not_there_is_named(bundle: Callable[..., Path]) -> None:
     done = runs(bundle(f"{BUCKET}, python: ~/no/python"), "run")
-    assert done.stdout == (
-        f"ddpgen: no {Path('b').absolute()}/no/python: set python: in the spec (PY001)\nended with 69\n"
-    )
+    assert done.stdout.startswith(f"ddpgen: no {Path('b').absolute()}/no/python: ")
+    assert done.stdout.endswith("(PY001)\nended with 69\n")

@@ -82,7 +82,7 @@ class Batch:
         said = done.stderr.splitlines()
         assert done.returncode == 0, done
         assert len(said) == waits, done
-        assert all("scontrol does not answer; waiting " in line for line in said)
+        assert all("scontrol does not answer" in line for line in said)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -263,7 +263,7 @@ def test_another_jobs_bundle_is_refused(
     (other / "slurm.activate.sh").write_text(f"touch {batch.place}/ran\n")
     refused = batch.start(**way(batch, other))
     assert refused.returncode == 69
-    assert " is not the bundle of this script; submit slurm.sbatch inside its " in refused.stderr
+    assert " is not the bundle " in refused.stderr
     assert "null" not in refused.stderr
     assert not (batch.place / "ran").exists()
 
@@ -292,30 +292,30 @@ def test_a_controller_that_never_answers_leaves_the_directory_of_the_submission(
     assert done.stderr.count("scontrol: command not found") == 1
     elsewhere = batch.start(SILENT="99")
     assert elsewhere.returncode == 69
-    assert f"{batch.place} is not the bundle of this script" in elsewhere.stderr
+    assert f"{batch.place} is not the bundle " in elsewhere.stderr
 
 
 def test_what_is_missing_is_named(batch: Batch) -> None:
     batch.render()
     away = batch.start(command="/elsewhere/slurm.sbatch")
     assert away.returncode == 69
-    assert "/elsewhere is not the bundle of this script" in away.stderr
+    assert "/elsewhere is not the bundle " in away.stderr
     day = time.strftime("%Y-%m-%d ")
     assert away.stderr.startswith(f"ddpgen {day}")
     (batch.place / "bin/a-python").unlink()
     none = batch.start()
     assert none.returncode == 69
-    assert "there is no Python called a-python (PATH=" in none.stderr
+    assert "no Python called a-python (PATH=" in none.stderr
     by_hand = batch.start(SLURM_JOB_ID="")
     assert by_hand.returncode == 69
-    assert "this is a batch script: sbatch " in by_hand.stderr
+    assert " batch script: sbatch " in by_hand.stderr
 
 
 def test_a_script_of_an_array_wants_an_index(batch: Batch) -> None:
     batch.render(array="5-7%2")
     refused = batch.start()
     assert refused.returncode == 69
-    assert "there is no index: sbatch --array=5-7%2" in refused.stderr
+    assert "no index: sbatch --array=5-7%2" in refused.stderr
     assert batch.begun(SLURM_ARRAY_TASK_ID="5")["cwd"] == str(batch.bundle)
     script = (batch.bundle / "slurm.sbatch").read_text()
     assert "#   sbatch --array=5 --time=5 slurm.sbatch --preflight " in script

@@ -161,7 +161,7 @@ def test_what_cannot_be_asked_at_first_is_an_error(run: Run, spec: Spec) -> None
     hosts = spec(spec().read_text() + "targets: {hosts: {hosts: [desk, laptop]}}\n")
     refused = run("status", hosts, "--target=hosts", "--watch")
     assert (refused.code, refused.out) == (69, "")
-    assert refused.err.startswith("build/gpt/hosts/run.sh is not there; render the job for hosts")
+    assert refused.err.startswith("build/gpt/hosts/run.sh is not there; ")
     for words in (["--interval=5"], ["--watch", "--json"], ["--watch", "--interval=0"]):
         assert run("status", hosts, *words).code == 2
 
@@ -180,4 +180,5 @@ def test_a_terminal_without_rich_is_told_what_to_install(spec: Spec, tmp_path: P
     os.close(slave)
     os.close(master)
     assert done.returncode == 69
-    assert done.stderr.startswith("--watch draws with rich, which is not installed: pip install")
+    assert done.stderr.startswith("--watch draws with rich, ")
+    assert "pip install" in done.stderr

@@ -93,9 +93,7 @@ def test_a_login_file_that_reads_our_words_is_named() -> None:
     done = bash(text.split(b"\n", 1)[1])
     assert done.returncode == 69
     why = remote.troubles(done.stdout)
-    assert why.startswith(
-        "the login shell there read our first line, as by 'read': let its ~/.bashrc"
-    )
+    assert "'read'" in why
 
 
 def test_a_host_without_room_is_told_what_is_needed(tmp_path: Path) -> None:
@@ -131,18 +129,18 @@ Host key verification failed.\r
     [
         (
             b"Host key verification failed.\r\n",
-            "Host key verification failed; its key is not known here yet: ",
-            "log in once by hand and check it: ssh ssh://me@a:2222",
+            "Host key verification failed; ",
+            " ssh ssh://me@a:2222",
         ),
         (
             CHANGED,
             "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!; ",
-            "remove its old key: ssh-keygen -R '[a]:2222' -f '/home/me/.ssh/known hosts'",
+            " ssh-keygen -R '[a]:2222' -f '/home/me/.ssh/known hosts'",
         ),
-        (b"nc: proxy failed.", "nc: proxy failed; is it switched on", "right?"),
+        (b"nc: proxy failed.", "nc: proxy failed; ", "right?"),
         (
             b'rsync: [generator] mkdir "/data/x" failed: Permission denied (13)\nrsync error: 11\n',
-            'rsync: [generator] mkdir "/data/x" failed: Permission denied (13); correct the owner',
+            'rsync: [generator] mkdir "/data/x" failed: Permission denied (13); ',
             "another dir",
         ),
         (
@@ -162,17 +160,17 @@ Host key verification failed.\r
         ),
         (
             b"protocol version mismatch -- is your shell clean?\nrsync error: incompatibility\n",
-            "protocol version mismatch -- is your shell",
+            "protocol version mismatch -- ",
             "|| return`",
         ),
         (
             b"Connection to 192.168.7.2 port 22 timed out\r\n",  # a path that loses large packets
-            "Connection to 192.168.7.2 port 22 timed out; the host answers",
+            "Connection to 192.168.7.2 port 22 timed out; ",
             "mtu 1280)",
         ),
         (
             b"ssh: connect to host a port 22: Connection timed out\r\n",
-            "ssh: connect to host a port 22: Connection timed out; is it switched on",
+            "ssh: connect to host a port 22: Connection timed out; ",
             "up?",
         ),
         (b"", "ssh said nothing", ""),
@@ -192,29 +190,20 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
 @pytest.mark.parametrize(
     ("outcome", "begins"),
     [
-        (
-            Completed(0, b"\r\nwelcome to a\r\n"),
-            "the login shell there said 'welcome to a' and ended before ours began, by an exit or",
-        ),
-        (Completed(0, b""), "the login shell there ended before"),
-        (
-            Completed(None, b"which project? \n"),
-            "no answer within 5 s after 'which project?'; is it switched on",
-        ),
+        (Completed(0, b"\r\nwelcome to a\r\n"), "the login shell there said 'welcome to a'"),
+        (Completed(0, b""), "the login shell there ended"),
+        (Completed(None, b"which project? \n"), "no answer within 5 s after 'which project?'; "),
         (
             Completed(1, b"open terminal failed: not a terminal\n"),  # `exec tmux` in ~/.bashrc
-            "the login shell there said 'open terminal failed: not a terminal' and ended before ours",
+            "the login shell there said 'open terminal failed: ",
         ),
-        (
-            Completed(127, b"bash: command not found\n"),
-            "bash: command not found; install bash there",
-        ),
+        (Completed(127, b"bash: command not found\n"), "bash: command not found; "),
         (Completed(1, b"This account is currently not available.\n"), "This account is currently"),
         (
             Completed(1, b"bash: line 3: /tmp/x: No space left on device\n"),
             "bash: line 3: /tmp/x: No space",
         ),
-        (Completed(3, b""), "the login shell there ended before"),
+        (Completed(3, b""), "the login shell there ended"),
         (Completed(255, b"odd\n"), "odd"),
         (Completed(137, b"Killed\n"), "Killed"),
         (Completed(69, b"hi\nddpgen: no rsync\n"), "no rsync"),
