@@ -301,7 +301,7 @@ def test_a_failed_write_is_told_and_does_not_block_the_next(
         with pytest.raises(SaveFailedError, match=r"of step 2 could not be .*: no space left on"):
             checkpointer.finish(state(2))
     said = capsys.readouterr().err
-    assert "the checkpoint of step 1 could not be written (no space left on the device); " in said
+    assert "step 1 could not be written (no space left " in said
     checkpointer.finish(state(3))
     assert steps_on_disk(tmp_path) == [3]
 
@@ -325,8 +325,9 @@ def test_the_interval_follows_what_a_checkpoint_takes_and_is_said_when_it_matter
 ) -> None:
     for cost in (10.0, 12.0, 40.0):
         checkpointer._measured(cost, 7200.0)
-    assert capsys.readouterr().err.splitlines() == [
-        f"ddpgen: a checkpoint takes {cost} s and an interruption is expected every 7200 s: the next ones "
-        f"are {interval} s apart"
-        for cost, interval in (("10.0", 379), ("40.0", 759))
-    ]
+    for line, cost, interval in zip(
+        capsys.readouterr().err.splitlines(), ("10.0", "40.0"), (379, 759), strict=True
+    ):
+        assert f" {cost} s and " in line
+        assert " 7200 s: " in line
+        assert line.endswith(f" {interval} s apart")

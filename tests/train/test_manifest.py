@@ -149,9 +149,7 @@ def test_a_manifest_that_makes_no_sense_is_one_clear_error_and_stops_no_training
     # What the checkpoint knows of the start that wrote it is not lost with the file.
     assert [start["last_step"] for start in read_manifest(tmp_path)["starts"]] == [6, 7]
     aside = list(tmp_path.glob("manifest.json.*"))
-    assert (
-        len(aside) == ("it is set aside as manifest.json.2" in again.output) == (change is not None)
-    )
+    assert len(aside) == ("aside as manifest.json.2" in again.output) == (change is not None)
 
 
 def test_starts_known_from_several_places_are_one_each_in_their_order() -> None:
@@ -258,13 +256,10 @@ def test_an_archive_that_is_not_whole_or_reaches_out_is_refused(tmp_path: Path) 
     source = made_bundle(tmp_path / "bundle", a="1")
     name = bundle.keep(tmp_path, source)
     whole = (tmp_path / f"bundles/{name}.tar.gz").read_bytes()
-    assert refusal(None, "none").startswith("is not there: the run did not come from a bundle, or")
+    assert refusal(None, "none").startswith("is not there: ")
     assert refusal(whole[:-100], name).startswith("is damaged (")
     assert refusal(b"", name).startswith("is damaged (")
-    assert (
-        refusal(whole, "0123456789ab")
-        == "holds another bundle than its name says; get it once more"
-    )
+    assert refusal(whole, "0123456789ab").startswith("holds another bundle ")
     flipped = bytearray(gzip.decompress(whole))
     flipped[flipped.index(b"1", 512)] = ord("2")  # the content of a
     assert "does not match its sha256" in refusal(gzip.compress(bytes(flipped)), name)
@@ -297,7 +292,7 @@ def test_a_bundle_that_could_not_be_read_back_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "_LARGEST", 9)
-    with pytest.raises(OSError, match="the bundle has more than 0 MiB"):
+    with pytest.raises(OSError, match="more than 0 MiB"):
         bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345", b="67890"))
     assert bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345"))
 

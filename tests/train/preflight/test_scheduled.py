@@ -59,11 +59,9 @@ def test_three_nodes_meet(job: Job) -> None:
     said = job.run({"n1": 0, "n2": 1, "n3": 2}, "--only")
     assert job.codes == {0}, said
     *_, last = said["n1"].splitlines()  # it may have had to wait for the others, and said so
-    assert (
-        ": preflight: 3 hosts can start the job (" in last
-    )  # behind time and host, as under Slurm
+    assert ": preflight: 3 hosts can start " in last  # behind time and host, as under Slurm
     *_, last = said["n2"].splitlines()
-    assert last.endswith(": preflight: the head says that all hosts can start the job")
+    assert last.endswith(" all hosts can start the job")
 
 
 def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -> None:
@@ -71,7 +69,7 @@ def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -
     assert job.codes == {69}, said
     missing = "n3" if job.roster else "node 2"
     assert f"{missing} has not checked in within 7 s" in said["n1"]
-    assert "see what Slurm job 4711 says of it in its log" in said["n1"]
+    assert "Slurm job 4711" in said["n1"]
     assert f"exclude {missing}" in said["n1"]
     assert "terminal" not in said["n1"] + said["n2"]
     # All nodes write to one log.
@@ -90,10 +88,9 @@ def test_a_head_that_does_not_come_and_two_with_one_rank_are_told_in_the_schedul
         scheduler="slurm 4711 0", script="sbatch slurm.sbatch",
     )  # fmt: skip
     absent = messages.no_head(job, "127.0.0.1", "refused")
-    assert absent.cause.startswith(f"the head, {head}, has not checked in within 120 s")
-    assert absent.remedy.startswith("see what Slurm job 4711 says of it in its log")
+    assert absent.cause.startswith(f"the head, {head}, has not ")
+    assert "Slurm job 4711" in absent.remedy
     twice = messages.same_rank(job, 1, NamedHost("n2"), NamedHost("n3"))
-    assert twice.cause == "n2 and n3 were both started as node 1"
-    assert twice.remedy == (
-        "start the job by `sbatch slurm.sbatch` alone, which starts one task on each node"
-    )
+    assert twice.cause.startswith("n2 and n3 ")
+    assert twice.cause.endswith(" as node 1")
+    assert "`sbatch slurm.sbatch`" in twice.remedy

@@ -42,7 +42,7 @@ def test_it_becomes_a_note_of_the_job_and_a_stop_file_when_the_disk_takes_it(
     watching.join(WAIT_S)
     assert stop_file.read_text() == f"{reason}\n"
     assert (store / "stop-obeyed").read_text() == "t1\n"
-    assert capsys.readouterr().err.count("a stop was asked for in ") == 1
+    assert capsys.readouterr().err.count("stop was asked for in ") == 1
 
 
 @pytest.mark.parametrize("noted", ["", "t1"])
@@ -96,4 +96,4 @@ def test_a_store_that_cannot_be_opened_is_told_of_once_and_watched_when_it_can(
     watched(store, tmp_path / "stop").join(WAIT_S)
     assert (tmp_path / "stop").exists()
     told = capsys.readouterr().err
-    assert told.count(f"a stop asked for in {store} is not seen: no mount") == 1
+    assert told.count(f"{store} is not seen: no mount") == 1
