@@ -119,9 +119,9 @@ def test_a_process_that_is_gone_is_1_here_and_in_json(
 @pytest.mark.parametrize(
     ("word", "code", "says"),
     [
-        ("done", 0, "The job is done, at step 7."),
-        ("stopped", 0, "The job was stopped cleanly, at step 7."),
-        ("failed", 1, "The job has failed, at step 7: no space."),
+        ("done", 0, "is done, at step 7."),
+        ("stopped", 0, "stopped cleanly, at step 7."),
+        ("failed", 1, "has failed, at step 7: no space."),
     ],
 )
 def test_an_end_is_shown_whatever_heartbeats_are_left(

@@ -125,12 +125,12 @@ def test_each_start_is_on_record_and_each_checkpoint_names_its_own(
             lambda text: text[: len(text) // 2],
             r"is no whole JSON \(\d+ bytes\): truncated, or edit",
         ),
-        (lambda text: "{}", "has no schema: an earlier version wrote it, or another program; get"),
+        (lambda text: "{}", "has no schema: "),
         (lambda text: text.replace('"schema": 2', '"schema": 3'), "has schema 3, and this version"),
         (lambda text: text.replace('"shares": [', '"shares": 1, "x": ['), "is damaged: starts"),
         (lambda text: text.replace('"starts": ', '"starts": [], "x": '), "is damaged: starts"),
         (lambda text: re.sub('"environments": {', '"environments": 1, "x": {', text), "is damaged"),
-        (None, "is not there; give the checkpoint directory of a run"),
+        (None, "is not there; "),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_one_clear_error_and_stops_no_training(

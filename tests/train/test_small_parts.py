@@ -356,8 +356,8 @@ def test_a_plain_object_with_the_right_attributes_is_a_workload(
     [
         (2, 2, True, ""),
         (None, 3, False, ""),
-        (3, 2, False, "planned for 3 processes and started as 2; start the job by its launch"),
-        (2, 4, True, "planned for 2 processes and started as 4; start the job by its launch"),
+        (3, 2, False, "planned for 3 processes and started as 2; "),
+        (2, 4, True, "planned for 2 processes and started as 4; "),
         (2, 1, True, "planned for 2 processes and started as 1: torchrun has left a node out, as"),
     ],
 )

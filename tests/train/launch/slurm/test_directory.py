@@ -54,10 +54,10 @@ def files(place: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("on_file", "state", "said"),
     [
-        ("5 0 here", "RUNNING", "belongs to Slurm job 5, which is RUNNING; wait for it, end it"),
+        ("5 0 here", "RUNNING", "belongs to Slurm job 5, which is RUNNING; "),
         ("5 2 here", "PENDING", "belongs to Slurm job 5, which is PENDING"),
         ("5_1 2", "REQUEUE_HOLD", "belongs to Slurm job 5_1, which is REQUEUE_HOLD"),
-        ("5 0 here", "SOMETHING_NEW", "belongs to Slurm job 5, which is SOMETHING_NEW; wait"),
+        ("5 0 here", "SOMETHING_NEW", "belongs to Slurm job 5, which is SOMETHING_NEW; "),
         ("5 0 here", "", "belongs to Slurm job 5, which is unknown"),  # squeue does not answer
         (
             "5 0 there",
