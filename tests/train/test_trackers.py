@@ -139,10 +139,8 @@ def test_a_missing_library_and_one_that_fails_cost_a_line(
     monkeypatch.setenv("PYTHONPATH", str(fakes))
     run = workers.run(tmp_path / "a", f"{PARTS}:no_split", 1, "--tracker=wandb", "--tracker=mlflow")
     assert run.codes == [0]
-    assert (
-        f"{sys.executable} has no module wandb: pip install wandb; training goes on" in run.output
-    )
-    assert "mlflow failed with ConnectionError: no route; training goes on without it" in run.output
+    assert f"{sys.executable} has no module wandb: pip install wandb" in run.output
+    assert "mlflow failed with ConnectionError: no route; " in run.output
 
 
 def test_a_start_goes_on_with_the_run_of_its_checkpoint(tmp_path: Path) -> None:

@@ -131,9 +131,7 @@ def test_both_hosts_hear_that_one_lacks_the_checkpoint(
 ) -> None:
     heard = started(homes, monkeypatch)
     assert heard[0] == heard[1]
-    assert (
-        f"desk resumes from {homes[0]}/ckpt.pt of step 20, and laptop begins at step 0" in heard[0]
-    )
+    assert f"{homes[0]}/ckpt.pt of step 20, and laptop begins at step 0" in heard[0]
 
 
 def test_a_copy_of_the_checkpoint_is_enough_and_an_older_one_is_not(

@@ -170,7 +170,7 @@ def test_a_replay_runs_no_code_from_outside_of_the_bundle(argv: list[str], is_in
     if is_inside:
         check_workload(argv)
         return
-    with pytest.raises(TrainError, match="which lies outside of the bundle"):
+    with pytest.raises(TrainError, match="outside of the bundle"):
         check_workload(argv)
 
 
@@ -226,7 +226,7 @@ def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.M
     assert processes_that_fit({**SETTINGS, "threads": 2}, 2, None) == 1
     assert processes_that_fit({**SETTINGS, "reduction": "allreduce"}, 2, None) == 2
     assert processes_that_fit(SETTINGS, 2, 4) == 4
-    with pytest.raises(Refusal, match="--procs=5: a step has 4 micro-batches, so 1 to 4"):
+    with pytest.raises(Refusal, match=r"--procs=5: .* 4 micro-batches, so 1 to 4"):
         processes_that_fit(SETTINGS, 2, 5)
 
 
@@ -287,14 +287,14 @@ def test_what_cannot_be_replayed_is_one_clear_error(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert said(capsys, str(tmp_path)).startswith(f"{tmp_path}/manifest.json is not there; ")
     (tmp_path / "status").write_text("done a 0\n")
-    assert "as that of a script of your own (train.script)" in said(capsys, str(tmp_path))
+    assert "(train.script)" in said(capsys, str(tmp_path))
     run(tmp_path, *THREE, kept=())
     keep = tmp_path / "again"
-    assert "did not come from a bundle" in said(capsys, str(tmp_path), f"--keep={keep}")
+    assert "not come from a bundle" in said(capsys, str(tmp_path), f"--keep={keep}")
     assert not keep.exists()
     (tmp_path / "metrics.jsonl").unlink()
     assert "has no losses" in said(capsys, str(tmp_path))
     run(tmp_path, *THREE, kept=())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert said(capsys, str(tmp_path)).startswith("torch is not installed for ")
+    assert said(capsys, str(tmp_path)).startswith("torch is not installed ")
     assert not list(tmp_path.parent.glob(".*verify*"))

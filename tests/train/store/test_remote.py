@@ -253,10 +253,8 @@ def test_a_newest_checkpoint_that_is_not_whole_is_named_and_the_one_before_it_is
     second = Machine(tmp_path / "two", bucket)
     assert second.begin() == 6
     said = capsys.readouterr().err
-    assert (f"the checkpoint of step 8 in {bucket} is not whole: {message}" in said) == bool(
-        message
-    )
-    assert ("using the checkpoint of step 6\n" in said) == bool(message)
+    assert (f"step 8 in {bucket} is not whole: {message}" in said) == bool(message)
+    assert ("checkpoint of step 6\n" in said) == bool(message)
     # Nothing is deleted because of it.
     assert objects(bucket) == left
     assert same(second.loaded(), 6)
@@ -366,7 +364,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_downloaded(
     full = type("Usage", (), {"free": 100})()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     second = Machine(tmp_path / "two", bucket)
-    with pytest.raises(TrainError, match="has 0 MiB left; make room, or ask for a larger disk"):
+    with pytest.raises(TrainError, match="has 0 MiB left"):
         second.begin()
     second.end()
 
@@ -383,7 +381,7 @@ def test_a_store_that_loses_what_was_written_is_found_out_and_keeps_its_old_ones
     machine = Machine(tmp_path / "one", bucket)
     train_on(machine, (2, 4))
     machine.train(5, 6)
-    with pytest.raises(OSError, match=r"model.pt was written, and is not there: .* has lost it"):
+    with pytest.raises(OSError, match=r"model.pt was written, and is not there"):
         machine.save(6)
     assert {2, 4} <= set(whole_steps(bucket)), "nothing is deleted for what is not there"
     machine.end()
@@ -407,13 +405,13 @@ def test_an_earlier_start_never_touches_what_the_later_one_has_committed(
     later.save(6)
     before = {name: (bucket / name).stat().st_mtime_ns for name in objects(bucket)}
     earlier.train(5, 6)
-    with pytest.raises(FencedOffError, match="is written to by job task-1 on"):
+    with pytest.raises(FencedOffError, match="by job task-1 on"):
         earlier.save(6)
     assert earlier.remote.lost is not None
     earlier.remote.give_up("it was replaced")
     earlier.remote.close()
     assert {name: (bucket / name).stat().st_mtime_ns for name in objects(bucket)} == before
-    with pytest.raises(TrainError, match="a later start of this job, on"):
+    with pytest.raises(TrainError, match="later start of this job"):
         # Its workers, started anew in place.
         Machine(tmp_path / "one", bucket, job="sky task-1 1").open()
     earlier.end()
@@ -501,7 +499,7 @@ def test_a_store_on_this_machines_own_disk_is_said_to_be_none(
 ) -> None:
     machine = Machine(tmp_path / "one", bucket)
     machine.open()
-    assert f"{bucket} is on the same disk as {machine.directory}" in capsys.readouterr().err
+    assert f"{bucket} is on the same disk " in capsys.readouterr().err
     machine.end()
 
 
@@ -532,7 +530,7 @@ def test_where_a_scheduler_counts_the_starts_that_is_what_counts(
     train_on(first)
     second = Machine(tmp_path / "two", bucket, job="slurm 4711 1")
     second.begin()
-    with pytest.raises(TrainError, match="a later start of this job, on"):
+    with pytest.raises(TrainError, match="later start of this job"):
         Machine(tmp_path / "three", bucket, job="slurm 4711 0").open()
     first.end()
     second.end()
@@ -588,7 +586,7 @@ def test_a_store_that_comes_late_is_waited_for_with_a_line(
     machine = Machine(tmp_path / "one", bucket)
     assert machine.begin() == 0
     said = capsys.readouterr().err
-    assert said.count(f"{bucket}: Connection timed out; trying again for 0.03 s\n") == 1
+    assert said.count(f"{bucket}: Connection timed out; ") == 1
     machine.end()
 
 
@@ -647,7 +645,7 @@ def test_a_start_that_was_replaced_by_one_that_has_ended_since_stops_writing(
     later.end()
     assert not (bucket / "owner.json").exists()
     earlier.train(3, 4)
-    with pytest.raises(FencedOffError, match="a later start has written to"):
+    with pytest.raises(FencedOffError, match="later start has written"):
         earlier.save(4)
     assert not (bucket / "owner.json").exists()
     earlier.end()

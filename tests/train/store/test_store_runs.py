@@ -155,10 +155,8 @@ def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
         assert (about["step"], about["value"]) == (4, pytest.approx(0.9))
         assert (bucket / "best.json").read_bytes() == (tmp_path / name / "best.json").read_bytes()
         assert whole_steps(bucket) == [4, steps - 2, steps]
-    assert (
-        "best quality: 0.9, at step 4; the weights: step-000000004 on the host, or in"
-        in done.output
-    )
+    assert "best quality: 0.9, at step 4; " in done.output
+    assert " step-000000004 " in done.output
 
 
 def test_without_a_store_none_of_it_is_imported() -> None:
@@ -220,12 +218,8 @@ def test_an_upload_that_fails_is_named_once_and_costs_nothing_else(
     done = trained(tmp_path / "one", bucket, "--checkpoint-every=4 steps")
     assert done.codes == [0, 0], done.output
     assert done.output.count("the checkpoint of step 4 ") == 1
-    assert (
-        f"the checkpoint of step 4 is only on this machine: {bucket}: no space left there; make room or "
-        "raise the quota; training goes on with checkpoints on this machine only, the next one is tried as "
-        "planned\n"
-    ) in done.output
-    assert "checkpoints are in the store again, newest step 8\n" in done.output
+    assert f"step 4 is only on this machine: {bucket}: no space left " in done.output
+    assert "in the store again, newest step 8\n" in done.output
     assert whole_steps(bucket) == [8]
     assert_same_bits(done.tensors(), undisturbed.tensors())
 
@@ -319,7 +313,7 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
             tmp_path / "one", bucket, "--checkpoint-every=4 steps", steps=100_000, processes=1
         )
     assert earlier.codes == [0], earlier.output
-    assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
+    assert "by job task-1 on elsewhere (attempt later) " in earlier.output
     assert whole_steps(bucket) == [], "its marker came too late"
 
 
@@ -340,10 +334,8 @@ def test_a_machine_that_is_taken_back_stops_even_if_the_store_takes_nothing(
     word, _, step, told = stopped.status.split(maxsplit=3)
     assert (word, told) == ("stopped", f"{reason}\n")
     assert remote(stopped.directory, int(step)).is_dir()
-    assert (
-        f"the checkpoint of step {step} is only on this machine: {bucket}: no space left there; make "
-        "room or raise the quota; the job resumes from the newest one in the store (step 2)\n"
-    ) in stopped.output
+    assert f"step {step} is only on this machine: {bucket}: no space left " in stopped.output
+    assert " in the store (step 2)\n" in stopped.output
     assert (bucket / "status").read_text() == stopped.status
     assert not (bucket / "owner.json").exists()
 
@@ -370,8 +362,8 @@ def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
     assert stopped.codes == [0, 0], stopped.output
     assert stopped.status.startswith("stopped ")
     assert stopped.status.endswith(" preempted: x\n")
-    assert "(no space left on the device)" in stopped.output
-    assert "the job resumes from the newest one in the store (step 2)\n" in stopped.output
+    assert "(no space left " in stopped.output
+    assert " in the store (step 2)\n" in stopped.output
     assert "the weights: " not in stopped.output
 
 
@@ -394,8 +386,8 @@ def test_a_user_who_stops_waits_for_the_store(
     stopped = trained(tmp_path / "one", bucket, steps=100_000)
     assert stopped.codes == [0, 0], stopped.output
     step = stopped.status.split()[2]
-    assert stopped.output.count("trying again for 0.35 s before this ends") == 1
-    assert f"checkpoints are in the store again, newest step {step}\n" in stopped.output
+    assert stopped.output.count("trying again for 0.35 s ") == 1
+    assert f"in the store again, newest step {step}\n" in stopped.output
     assert whole_steps(bucket)[-1] == int(step)
 
 
@@ -418,7 +410,7 @@ def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     assert done.codes == [0, 0], done.output
     silent = rf"{re.escape(str(bucket))} does not answer: a call has not come back for \d+ s \("
     assert re.search(silent, done.output)
-    assert "training goes on with checkpoints on this machine only" in done.output
-    assert "checkpoints are in the store again, newest step 8\n" in done.output
+    assert "checkpoints on this machine only" in done.output
+    assert "in the store again, newest step 8\n" in done.output
     assert whole_steps(bucket)[-1] == 8
     assert_same_bits(done.tensors(), undisturbed.tensors())

