@@ -75,8 +75,9 @@ bench: venv ## the benchmarks against their baselines, interleaved; figures in b
 
 golden: venv ## write the golden files anew from what is rendered now; read their diff before committing
 	python -m pytest tests/ddpgen/test_plan.py tests/ddpgen/test_hosts.py tests/ddpgen/test_slurm.py tests/ddpgen/test_sky.py tests/ddpgen/test_schema.py tests/ddpgen/test_errors.py \
-	  tests/ddpgen/test_watch.py tests/train/launch/test_endings.py --update-golden
-	git diff --stat -- tests/golden
+	  tests/ddpgen/test_watch.py tests/ddpgen/test_monitor_states.py tests/train/launch/test_endings.py tests/project/test_mistakes.py \
+	  --update-golden
+	git diff --stat -- tests/golden docs
 
 docs: pictures site ## the pictures of the docs by real runs, and the site; a few minutes
 

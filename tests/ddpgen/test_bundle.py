@@ -430,8 +430,8 @@ def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("nowhere", "src/link is a link to nowhere, "),
-        ("link", "src/link is a link to link, "),
+        ("nowhere", "src/link is a symbolic link to nowhere, "),
+        ("link", "src/link is a symbolic link to link, "),
         ("..", "directory it is in"),
         ("/etc/hosts", ", to /etc/hosts; copy"),
         ("", "neither a file nor a directory"),

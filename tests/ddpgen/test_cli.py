@@ -104,11 +104,25 @@ def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
     assert done.stderr == ""  # it starts nothing that would have to be echoed
 
 
-def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = ddpgen("doctor", "empty", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'empty'} ")
+def test_the_training_module_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
+    (tmp_path / "preflight.json").write_text("{}")
+    done = ddpgen("report", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ddpgen report: {tmp_path}/metrics.jsonl: No such file")
+    assert done.stderr.endswith("no step is on record yet\n")
+
+
+def test_the_help_lists_each_command_once_in_a_group_and_cuts_no_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(cli.commands)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = [" ".join(line.split()) for line in lines]
+    assert all(
+        f"{name} {does}" in shown for group in GROUPS.values() for name, does in group.items()
+    )
 
 
 def test_version(run: Run) -> None:
@@ -158,9 +172,9 @@ def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
 
 def test_a_tier_that_is_not_there_is_refused(run: Run, spec: Spec) -> None:
     refused = run("render", spec(), "--target", "kubernetes")
-    assert (refused.code, refused.out) == (69, "")
+    assert (refused.code, refused.out) == (2, "")
     assert "kubernetes" in refused.err
-    assert " local, hosts, slurm, sky\n" in refused.err
+    assert "local, hosts, slurm, sky" in refused.err
 
 
 @pytest.mark.parametrize(

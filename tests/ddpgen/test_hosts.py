@@ -41,7 +41,7 @@ def listed(text: str) -> Any:
 REFUSED = [
     ("hosts: []", "10:12 targets.hosts.hosts", "no hosts"),
     ("nic: eth0", "1:1 hosts", "no hosts"),
-    ("hosts: desk", "10:12 targets.hosts.hosts", "list of mappings"),
+    ("hosts: desk", "10:12 targets.hosts.hosts", "[desk]"),
     ("hosts: [a, [b]]", "10:16 targets.hosts.hosts[1]", "list"),
     ("hosts: [a, {nmae: b}]", "10:17 targets.hosts.hosts[1].nmae", "name?"),
     ("hosts: [a, {nic: b}]", "10:16 targets.hosts.hosts[1].name", "missing"),

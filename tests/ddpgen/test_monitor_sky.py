@@ -212,7 +212,7 @@ def test_without_an_answer_of_skypilot_nothing_is_guessed(
     for command in (["launch"], ["status"], ["logs"], ["stop"], ["stop", "--now"]):
         refused = run(*command, "job.yaml", "--target=sky")
         assert (refused.code, refused.out) == (69, "")
-        told = "directory; python3 -m venv" if missing else "output=json: ApiServerConnectionError"
+        told = "install it: python3 -m venv" if missing else "output=json: ApiServerConnectionError"
         assert told in refused.err
         assert (NOT_READ in refused.err) == (command[0] in ("status", "stop"))
         assert (BY_HAND in refused.err) == (command[0] == "stop")

@@ -94,6 +94,24 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     ]
 
 
+def test_a_misspelt_field_is_not_missing_as_well() -> None:
+    misspelt = "nme: a\nsteps: 5\ntrain: {model: gpt, batch_size: 4, micro_batch_size: 2}\n"
+    words = ("mean name?", "train.steps", "workload?", "global_batch_size?")
+    told = faults(misspelt)
+    assert [fault.where for fault in told] == [
+        "1:1 nme",
+        "2:1 steps",
+        "3:9 train.model",
+        "3:21 train.batch_size",
+    ]
+    assert all(word in fault.text for fault, word in zip(told, words, strict=True))
+
+
+def test_the_names_of_other_tools_stand_for_fields_that_exist() -> None:
+    known = {name for model in MODELS.values() for name in Group(model).inner}
+    assert set(ALSO_CALLED.values()) <= known | set(Group(Train).inner)
+
+
 NOT_YAML = [
     ("", "1:1", "empty"),
     ("# only a comment\n", "1:1", "empty"),
@@ -102,7 +120,11 @@ NOT_YAML = [
     ("name: a\n---\nname: b\n", "2:1", "second document"),
     ("name: a\n\tnodes: 1\n", "2:1", "tab"),
     ("name: a: b\n", "1:8", "`: `"),
-    ("name: 'a\n", "2:1", "unexpected end"),
+    ("name: 'a\n", "1:7", "quote"),
+    ("name: [a\ncode: b\n", "1:7", "bracket"),
+    ("name:a\ncode: b\n", "1:1", "`key: value`"),
+    ("name: a\n  code: b\n", "2:7", "indented below"),
+    ("train:\n    steps: 1\n  seed: 2\n", "3:3", "indented differently"),
     ("name: a\nname: b\n", "2:1 name", "line 1"),
     ("name: &x a\n", "1:7 name", "&x"),
     ("name: a\nnic: *x\n", "2:6 nic", "*x"),

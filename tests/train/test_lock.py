@@ -348,7 +348,7 @@ def test_an_earlier_start_of_a_scheduler_job_never_gets_the_directory_back(tmp_p
     edit(tmp_path, launcher=[1, 1])
     with pytest.raises(HeldByLiveJobError) as caught:
         claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 1")
-    assert "Slurm job 4711: restart 2, on" in str(caught.value)
+    assert "Slurm job 4711: start 3, on" in str(caught.value)
     assert f"rm {tmp_path / 'lock'}" in str(caught.value)
 
 

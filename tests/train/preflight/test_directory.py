@@ -296,4 +296,4 @@ def test_a_later_start_of_the_same_scheduler_job_is(job: Settings) -> None:
     edit(job.checkpoint_dir, boot="another machine", host="n3")
     (finding,) = found(of_hosts(job, scheduler="slurm 4711 1"))
     assert (finding.code, finding.is_error) == ("DIR004", True)
-    assert "Slurm job 4711: restart 2, on n3" in finding.cause
+    assert "Slurm job 4711: start 3, on n3" in finding.cause
