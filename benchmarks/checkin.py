@@ -137,7 +137,7 @@ def be_head(count: int, port: int) -> int:
 
 def settings_of(rank: int, count: int, port: int) -> Settings:
     return Settings(
-        "bench", name_of(rank), Path(), rank, nodes=count, least=count, world_size=count,
+        "bench", name_of(rank), Path(), rank, nodes=count, min_nodes=count, world_size=count,
         head=HOST, port=port, is_head=rank == 0,
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def report_of(settings: Settings) -> Report:
     facts = {**FACTS, "machine": f"{rank:032x}"}
     # All are on one loopback network; so the head can probe those who are its neighbours.
     address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
-    return Report.of(
+    return Report.from_settings(
         settings, (), nic="eth0", address=address, prefix=8, first_address=address, resolved=HOST, facts=facts
     )  # fmt: skip
 
@@ -201,7 +201,9 @@ class Clients:
             time.sleep(0.02)
         began = time.monotonic()
         for rank in self._ranks:
-            self._enter(Client(replace(self._settings, node_rank=rank, me=name_of(rank)), probes))
+            self._enter(
+                Client(replace(self._settings, node_rank=rank, host_name=name_of(rank)), probes)
+            )
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 self._hear(key.data)
@@ -264,10 +266,10 @@ class Client:
         settings, kind = self._settings, message["kind"]
         if kind == "identity":
             self.token = message["instance"]
-            hello = replace(Hello.of(settings), port=self._probes, clock=time.time())
+            hello = replace(Hello.from_settings(settings), port=self._probes, clock=time.time())
             return [encode("hello", **vars(hello), report=asdict(report_of(settings)))]
         if kind == "peers":
-            seen = [vars(Link(settings.me, p["host"])) for p in message["peers"]]
+            seen = [vars(Link(settings.host_name, p["host"])) for p in message["peers"]]
             return [encode("links", links=seen)]
         if kind == "wait":
             return [encode("still")]

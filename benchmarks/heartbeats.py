@@ -61,18 +61,18 @@ def measure(hosts: int, everybody: bool) -> dict[str, Any]:
     for _ in range(ROUNDS):
         before = store.moved
         for rank in range(size):
-            zero._put(beat(rank, size))
+            zero._put_beat(beat(rank, size))
         put, before = store.moved - before, store.moved
-        times["rank_0_ms"].append(processor_ms(zero._read))
+        times["rank_0_ms"].append(processor_ms(zero._read_beats))
         read, before = store.moved - before, store.moved
-        times["elsewhere_ms"].append(processor_ms(other._read) if other.reads else 0.0)
+        times["elsewhere_ms"].append(processor_ms(other._read_beats) if other.reads else 0.0)
         elsewhere = store.moved - before
     every = Reporter(Path(), {"WORLD_SIZE": str(size)}).beat.every
     return {
         "hosts": hosts,
         "who": "all read all" if everybody else "as the job does",
-        "bytes_per_s": put / every + (read + (hosts - 1) * elsewhere) / zero.every,
-        "look_s": zero.every,
+        "bytes_per_s": put / every + (read + (hosts - 1) * elsewhere) / zero.read_interval_s,
+        "look_s": zero.read_interval_s,
         **{name: statistics.median(each) for name, each in times.items()},
     }
 

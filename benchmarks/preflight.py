@@ -99,13 +99,13 @@ def together(
 def preflight(rig: Rig, names: Sequence[str], name: str) -> list[str]:
     settings = {
         "job": "bench",
-        "me": name,
+        "host_name": name,
         "checkpoint_dir": f"{rig[name].home}/checkpoints",
         "head": rig[names[0]].address,
         "port": PORT,
         "node_rank": names.index(name),
         "nodes": len(names),
-        "least": len(names),
+        "min_nodes": len(names),
         "world_size": len(names),
         "addresses": {each: rig[each].address for each in names},
     }

@@ -134,11 +134,11 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
 
     if portable.is_asked(case["argv"]):
         portable.pin(os.environ)
-    from train.distributed.process_group import Place, join
+    from train.distributed.process_group import RankInfo, join
     from train.run.config import parse
     from train.training.numerics import pin
 
-    place = Place.from_environment(os.environ)
+    place = RankInfo.from_environment(os.environ)
     pin(1)
     world = join(place, "gloo", 60, 60)
     fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
@@ -212,9 +212,15 @@ def ours(
         fence = Fence(directory, claim(directory, "bench", os.getpid()))
         names = [f"rank {rank}" for rank in range(world.size)]
         trainer.open_records(
-            directory, fence, rank_names=names, source="", argv=(), hosts={}, environments={}
+            directory,
+            fence,
+            rank_names=names,
+            checkpoint_host="",
+            argv=(),
+            hosts={},
+            environments={},
         )
-    keys = trainer.fetcher.keys(trainer.mine, range(trainer.last_step))
+    keys = trainer.fetcher.keys(trainer.own_micro_batches, range(trainer.last_step))
     batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
 
     def run(steps: int) -> None:
@@ -238,7 +244,7 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     workload, state = trainer.workload, trainer.state
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
     read = batch_reader(workload.dataset, workload.collate)
-    each, mine = config.micro_batch_size, len(trainer.mine)
+    each, mine = config.micro_batch_size, len(trainer.own_micro_batches)
     # As a sampler would: a shuffled epoch, gone through again and again.
     order = torch.randperm(len(workload.dataset)).tolist()
     position = 0

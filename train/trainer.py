@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train.base.errors import EXIT_CHANGED, TrainError
-from train.checkpoint.resume import find, restore
+from train.checkpoint.resume import find_newest, restore
 from train.checkpoint.selection import Selection
 from train.checkpoint.state import State
 from train.distributed import agreement
@@ -78,7 +78,7 @@ def run(info: RunInfo) -> int:
     met = startup.meet(info)
     world, fence = met.world, met.fence
     with doing("building model and data"):
-        trainer = Trainer(config, world, met.parts, met.stop, met.host)
+        trainer = Trainer(config, world, met.rank_micro_batches, met.stop, met.host)
     with (
         startup.end_all_when_fenced_off(info.node),
         startup.open_store(config, directory, fence, world) as remote,
@@ -101,7 +101,7 @@ def run(info: RunInfo) -> int:
                 directory,
                 fence,
                 remote,
-                source=source,
+                checkpoint_host=source,
                 argv=info.argv,
                 rank_names=met.assembly.rank_names(),
                 hosts=met.assembly.hosts(),
@@ -122,7 +122,7 @@ def run(info: RunInfo) -> int:
             if trainer.records is not None:
                 # A state that was copied before a peer crashed is valid: finish writing it.
                 trainer.records.checkpointer.settle()
-    startup.part(world, info, trainer.gradients)
+    startup.leave(world, info, trainer.gradients)
     if trainer.records is not None:
         trackers.finish(trainer.records.trackers)  # now, as no rank waits for this one any more
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
@@ -131,7 +131,7 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `parts`: the micro-batches of a step that each rank computes; `mine`: the ones of this rank. `records`: on rank 0.
+    `rank_micro_batches`, `own_micro_batches`: those of a step, for each rank and for this one. `records`: on rank 0.
     `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
     gives the same bits when it is computed again. `accepted`: the changed settings that this start accepts.
     `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a run.
@@ -151,20 +151,20 @@ class Trainer:
         self,
         config: RunConfig,
         world: World,
-        parts: list[range],
+        ranges: list[range],
         stop: StopRequest,
         host: Node | None = None,
     ) -> None:
         """Build the workload and the optimizer, in the user's directory and from the seed. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
-        self.parts, self.mine = parts, parts[world.rank]
+        self.rank_micro_batches, self.own_micro_batches = ranges, ranges[world.rank]
         directory = Path(config.checkpoint_dir).absolute()
         if config.code_dir is not None:
             os.chdir(config.code_dir)
         context = Context(
             seed=config.seed,
             rank=world.rank,
-            local_rank=world.place.local_rank,
+            local_rank=world.rank_info.local_rank,
             world_size=world.size,
             device=world.device,
             micro_batch_size=config.micro_batch_size,
@@ -186,9 +186,9 @@ class Trainer:
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
         # Make it before a checkpoint is loaded: it reads the base rates, and a loaded optimizer holds scheduled ones.
-        own = self.workload.schedule
-        self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
-        self.settings = numerics.settings(config, self.last_step, own is not None)
+        schedule = self.workload.schedule
+        self.learning_rate = LearningRate(optimizers, config, self.last_step, schedule)
+        self.settings = numerics.settings(config, self.last_step, schedule is not None)
         self.clock = StepClock()
         if config.profile is not None:
             self.profile = Profile(config.profile, directory / "profile", world, self.clock)
@@ -200,30 +200,30 @@ class Trainer:
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
-        found = find(directory, self.world, fence.check if fence else lambda: None)
-        if found is None:
+        newest = find_newest(directory, self.world, fence.check if fence else lambda: None)
+        if newest is None:
             return ""
-        self.accepted = startup.check_settings(self.config, self.settings, self.world, found)
-        self.earlier = found.earlier
-        restore(self.state, found.source)
-        self.tracker_run = str(found.source.meta.get("tracker_run", ""))
+        self.accepted = startup.check_settings(self.config, self.settings, self.world, newest)
+        self.earlier = newest.earlier
+        restore(self.state, newest.source)
+        self.tracker_run = str(newest.source.meta.get("tracker_run", ""))
         if self.state.step > self.last_step:
             raise TrainError(
                 f"the newest checkpoint in {directory} is of step {self.state.step}, beyond the "
                 f"{self.last_step} steps asked for; ask for more steps or use another checkpoint.dir"
             )
-        return assembly.members[found.rank].host if found.rank else ""
+        return assembly.members[newest.rank].host if newest.rank else ""
 
     def check_metrics(self) -> None:
         """Raise TrainError on every rank when the evaluation gives no metric of the name in train.best."""
         selection, workload = self.state.selection, self.workload
         if not selection.metric:
             return
-        found = None
+        metric_names = None
         if workload.eval_dataset is not None:
             with self.autocast():
-                found = names(workload, self.world.device, self.config)
-        selection.check(workload.eval_dataset is not None, found)
+                metric_names = names(workload, self.world.device, self.config)
+        selection.check(workload.eval_dataset is not None, metric_names)
 
     def check_repeats(self) -> None:
         """Compute the next step's first micro-batch twice, on every rank, and print a warning if the results differ."""
@@ -238,26 +238,25 @@ class Trainer:
         model = self.workload.model
         # With `allreduce` the bits depend on the number of processes anyway, so the user's code may call collectives,
         # provided that all ranks have equally many micro-batches. Else they could deadlock.
-        may_meet = config.reduction == "allreduce" and len({*map(len, self.parts)}) == 1
-        mine = repeats.repeat(
+        counts = {*map(len, self.rank_micro_batches)}
+        may_meet = config.reduction == "allreduce" and len(counts) == 1
+        repetition = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
         )
-        self.repeats = repeats.report(mine, self.world)
+        self.repeats = repeats.report(repetition, self.world)
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
         config, world, model = self.config, self.world, self.workload.model
-        sockets = connect(world)
+        ranges, sockets = self.rank_micro_batches, connect(world)
         if config.reduction == "tree":
-            self.gradients = tree = TreeGradients(model, world, config, self.parts, self.clock)
+            self.gradients = tree = TreeGradients(model, world, config, ranges, self.clock)
             if any(module._buffers for module in model.modules()):
-                among = (
-                    SocketReducer(sockets, self.parts, tree.reducer) if sockets else tree.reducer
-                )
-                self.buffers = Buffers(model, among, self.mine, config.micro_batches)
+                reducer = SocketReducer(sockets, ranges, tree.reducer) if sockets else tree.reducer
+                self.buffers = Buffers(model, reducer, self.own_micro_batches, config.micro_batches)
         else:
             self.gradients = AllReduceGradients(model, world, config, self.clock)
-        self.exchange = StepExchange(world, self.mine, config.micro_batches, sockets)
+        self.exchange = StepExchange(world, self.own_micro_batches, config.micro_batches, sockets)
 
     def open_records(
         self,
@@ -266,7 +265,7 @@ class Trainer:
         remote: RemoteCheckpoints | None = None,
         *,
         rank_names: Sequence[str],
-        source: str,
+        checkpoint_host: str,
         argv: Sequence[str],
         hosts: Mapping[str, Any],
         environments: Mapping[str, Any],
@@ -279,13 +278,13 @@ class Trainer:
             plan=self.plan,
             settings=self.settings,
             last_step=self.last_step,
-            parts=self.parts,
+            rank_micro_batches=self.rank_micro_batches,
             repeats=self.repeats,
             accepted=self.accepted,
             earlier=self.earlier,
             tracker_run=self.tracker_run,
             rank_names=rank_names,
-            source=source,
+            checkpoint_host=checkpoint_host,
             argv=argv,
             hosts=hosts,
             environments=environments,
@@ -300,7 +299,7 @@ class Trainer:
             self._settle_buckets()
         batches = fetch_batches(
             self.fetcher,
-            self.fetcher.keys(self.mine, range(self.state.step, self.last_step)),
+            self.fetcher.keys(self.own_micro_batches, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,
@@ -338,8 +337,8 @@ class Trainer:
             return Outcome.DONE
         if until is not None and state.step >= until:
             return Outcome.STOPPED
-        if result is not None and (result.stop or result.leave):
-            return Outcome.STOPPED if result.stop else Outcome.LEFT
+        if result is not None and (result.stop_requested or result.leave_requested):
+            return Outcome.STOPPED if result.stop_requested else Outcome.LEFT
         return None
 
     def _evaluation_is_due(self) -> bool:
@@ -362,8 +361,8 @@ class Trainer:
         if buffers is not None:
             buffers.begin()
         losses: list[torch.Tensor] = []
-        for v in self.mine:
-            last = v == self.mine[-1]
+        for v in self.own_micro_batches:
+            last = v == self.own_micro_batches[-1]
             with nullcontext() if last else self.gradients.ddp.no_sync():
                 NOW.name = DATA
                 with self.clock.batch():
@@ -373,20 +372,20 @@ class Trainer:
                 losses.append(loss.detach())
                 if buffers is not None:
                     # Before the backward pass, where activation checkpointing may write to them once more.
-                    buffers.take(last)
+                    buffers.record_changes(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
                     NOW.name = EXCHANGE
-                    self.exchange.take(losses)
+                    self.exchange.add_losses(losses)
                     if not loss.is_cuda:
-                        self.exchange.send(*self._asked_to_end(), changed, self._times())
+                        self.exchange.send(*self._asked_to_end(), changed, self._own_times())
                 NOW.name = BACKWARD
                 self._backward(loss)
                 if last and loss.is_cuda:
                     NOW.name = EXCHANGE
-                    self.exchange.send(*self._asked_to_end(), changed, self._times())
+                    self.exchange.send(*self._asked_to_end(), changed, self._own_times())
             if not last:
-                self.gradients.keep()
+                self.gradients.add_micro_batch()
         self.clock.reduced()
         self._check_complete()
         NOW.name = SNAPSHOT
@@ -404,7 +403,7 @@ class Trainer:
         self.clock.end()
         return result
 
-    def _times(self) -> list[float]:
+    def _own_times(self) -> list[float]:
         """Return this rank's times in every `log_every`th step, else []. On a GPU it is always [], because a GPU computes
         asynchronously."""
         due = (self.state.step + 1) % self.config.log_every == 0
@@ -433,12 +432,12 @@ class Trainer:
         why = ""
         if self.records is not None:
             leaving = taken or outcome is Outcome.LEFT
-            why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
+            why = self.records.save_last(self.state, leaving, job_goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
             # The ranks meet again, so there is no final status, and a failed checkpoint does not end the job.
             self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
-                self.records.leave(self.state.step, why)
+                self.records.close_world(self.state.step, why)
         else:
             agreement.agree(self.world, "last checkpoint", why, timeout_s)
             # After the checkpoint: a fault in an evaluation must not cost the training.
@@ -518,7 +517,8 @@ class Trainer:
         Without this pass, a resumed run would change the order at another step than the undisturbed run.
         """
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
-        first = next(self.fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
+        steps = range(self.state.step, self.state.step + 1)
+        first = next(self.fetcher.keys(self.own_micro_batches, steps))
         batch = to_device(self.fetcher[first], self.world.device)
         self.gradients.ddp.train()
         with self.autocast():

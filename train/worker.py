@@ -86,8 +86,8 @@ class Worker:
 
     def run(self, load: Load = _load_trainer) -> int:
         """Run the worker and return its exit code. `load` imports torch."""
-        held = self.node.directory if self.node else self.directory
-        if self.attempt and is_over(held, self.attempt, self._rank):
+        directory = self.node.directory if self.node else self.directory
+        if self.attempt and is_over(directory, self.attempt, self._rank):
             return 0
         self.replaced.end_if_come()
         self.replaced.watch()
@@ -100,11 +100,11 @@ class Worker:
         try:
             return self._work(load)
         except FencedOffError as error:
-            self.reporter.fail(error, waited=False)
+            self.reporter.fail(error, peer_failed=False)
             self._say(str(error))
             return 0
         except TrainError as error:
-            self.reporter.fail(error, waited=isinstance(error, ToldError))
+            self.reporter.fail(error, peer_failed=isinstance(error, ToldError))
             return self._fail(error)
         except Exception as error:  # noqa: BLE001 - the worker's last resort
             self._crash(error)
@@ -147,20 +147,20 @@ class Worker:
         On several hosts every worker exits 0. After another code torchrun's agents would start some workers again,
         and these would wait for peers that do not come.
         """
-        why, failures = " ".join(str(error).split()), self.failures
+        text, failures = " ".join(str(error).split()), self.failures
         if failures is None:
             was = read_status(self.directory)
-            if was is None or (was.word, was.attempt, was.reason) != ("failed", self.attempt, why):
-                self._say(why)  # else another rank has met the same error, and said so
-                self._record_failure(why)
+            if was is None or (was.word, was.attempt, was.reason) != ("failed", self.attempt, text):
+                self._say(text)  # else another rank has met the same error, and said so
+                self._record_failure(text)
             return EXIT_FAILED
         if isinstance(error, ToldError):
             # Wait until the process that met the error has sent it to all others.
             failures.wait_for_word(LAST_WAIT_S)
-            return self._record_failure(why)
-        reason, is_mine = failures.tell(why)
+            return self._record_failure(text)
+        reason, is_mine = failures.broadcast(text)
         if is_mine:
-            self._say(why)
+            self._say(text)
         code = self._record_failure(reason)
         failures.wait_until_read()
         return code
@@ -186,34 +186,34 @@ class Worker:
     def _crash(self, error: Exception) -> None:
         """Print and note the cause: the exception, or the crash of another process that it follows from."""
         step = self.reporter.step
-        when = f" in step {step + 1}" if step >= 0 else ""
+        step_clause = f" in step {step + 1}" if step >= 0 else ""
         if peer := peer_failure(error):
-            self._lose_peer(error, peer, when)
+            self._lose_peer(error, peer, step_clause)
             return
-        self.reporter.fail(error, waited=False)
+        self.reporter.fail(error, peer_failed=False)
         traceback.print_exc()
         self._say(f"{type(error).__name__}: {error}")
         where = innermost_user_line(error.__traceback__)
         reason = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
-        noted = f"rank {self._rank}{when}: {reason}"
+        noted = f"rank {self._rank}{step_clause}: {reason}"
         record_crash(self.directory, self.attempt, self.node, noted, False, step=step)
         if self.failures is not None:
-            self.failures.tell_crash(" ".join(noted.split()))
+            self.failures.broadcast_crash(" ".join(noted.split()))
 
-    def _lose_peer(self, error: Exception, peer: str, when: str) -> None:
+    def _lose_peer(self, error: Exception, peer: str, step_clause: str) -> None:
         """Do the same if the exception means that a peer is GONE or LATE. A traceback would hide the cause."""
         if self.failures is not None:
             self.failures.wait_for_word()
         cause = self.failures.cause if self.failures is not None else ""
-        self.reporter.fail(error, waited=True)
-        what = LOSS[peer]
+        self.reporter.fail(error, peer_failed=True)
+        loss = LOSS[peer]
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._say(f"{what}: {text[:200]}")
+        self._say(f"{loss}: {text[:200]}")
         lines = [cause] if cause else self.reporter.explain(wait=peer == LATE)
         for line in lines:
             self._say(line)
         reason = "; ".join(lines) or text
-        noted = cause or f"rank {self._rank}{when}: {what}: {reason}"[:MOST_REASON]
+        noted = cause or f"rank {self._rank}{step_clause}: {loss}: {reason}"[:MOST_REASON]
         only_follows = bool(cause) or not lines
         step = self.reporter.step
         record_crash(self.directory, self.attempt, self.node, noted, only_follows, step=step)

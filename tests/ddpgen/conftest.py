@@ -85,7 +85,7 @@ def progress(rows: Iterable[Mapping[str, Any]], **about: Any) -> str:
     with tempfile.TemporaryDirectory() as place:
         file = ProgressFile(Path(place), about, clock=itertools.count(step=10).__next__)
         for row in rows:
-            file.take(row)
+            file.add_row(row)
         return (Path(place) / "progress.json").read_text()
 
 

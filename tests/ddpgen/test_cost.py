@@ -53,7 +53,7 @@ def shares(leaves: int, ranks: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("leaves", [1, 2, 3, 5, 6, 7, 8, 11])
 def test_partial_sums_are_those_of_the_tree(leaves: int) -> None:
     for first, end in itertools.combinations(range(leaves + 1), 2):
-        nodes = tree.owned(range(first, end), leaves).nodes
+        nodes = tree.fold_of_rank(range(first, end), leaves).nodes
         assert cost.partial_sums(first, end, leaves) == len(nodes), (first, end)
 
 

@@ -127,12 +127,12 @@ def launch(servers: Sequence[Server], lot: random.Random, name: str) -> list[Any
     spread_s = lot.choice((0.0, 0.05, 0.3))
     common = {
         "job": "healthy", "checkpoint_dir": f"{Machine.home}/{name}", "port": port, "procs": procs,
-        "nodes": len(servers), "least": len(servers), "world_size": procs * len(servers),
+        "nodes": len(servers), "min_nodes": len(servers), "world_size": procs * len(servers),
         "head": servers[0].machine.address, "timeout_s": 60.0,
         "addresses": {each.machine.name: each.machine.address for each in servers},
     }  # fmt: skip
     for rank in lot.sample(range(len(servers)), len(servers)):
-        own = {"me": servers[rank].machine.name, "node_rank": rank}
+        own = {"host_name": servers[rank].machine.name, "node_rank": rank}
         servers[rank].begin(lot.random() * spread_s, [json.dumps(common | own), "--only"])
     ends = [each.end() for each in servers]
     said = [

@@ -60,12 +60,12 @@ def test_each_cause_shows_in_its_own_operations(
 ) -> None:
     if not IS_X86:
         pytest.skip("the causes were measured on x86 processors with AVX2")
-    changed = bits.changed(elsewhere(), elsewhere(threads, **env))
+    changed = bits.differing_operations(elsewhere(), elsewhere(threads, **env))
     if cause == "MKL_CBWR" and torch.__version__.startswith("2.4."):
         seen = {*seen, "adamw"}
     assert set(changed) == seen
-    assert cause in bits.described(changed)
-    assert "MKL" not in bits.described(["sum"])
+    assert cause in bits.describe(changed)
+    assert "MKL" not in bits.describe(["sum"])
 
 
 def test_the_manifest_has_the_probe_of_the_pinned_threads() -> None:

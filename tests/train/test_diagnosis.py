@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from train.health.diagnosis import examine
-from train.health.heartbeats import Beat, Heard
+from train.health.heartbeats import Beat, ReceivedBeat
 from train.health.phase import EXCHANGE
 
 NOW = 1_000.0
@@ -178,7 +178,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_the_heartbeats_mean(case: Case) -> None:
     heard = [
-        Heard(beat(r, **case.odd.get(r, (0, {}))[1]), case.odd.get(r, (0.5,))[0]) for r in range(4)
+        ReceivedBeat(beat(r, **case.odd.get(r, (0, {}))[1]), case.odd.get(r, (0.5,))[0])
+        for r in range(4)
     ]
     found = examine(heard, case.states, **case.options)
     assert list(found.sentences) == case.sentences
@@ -197,15 +198,15 @@ def test_what_the_heartbeats_mean(case: Case) -> None:
     ],
 )
 def test_what_takes_its_time_is_no_alarm(well: dict[str, Any]) -> None:
-    found = examine([Heard(beat(rank, **well), 2.0) for rank in range(4)], {})
+    found = examine([ReceivedBeat(beat(rank, **well), 2.0) for rank in range(4)], {})
     assert (found.wrong, found.sentences) == (False, ())
 
 
 def test_a_rank_without_heartbeat_is_missing_once_it_had_time_to_come() -> None:
-    heard = [Heard(beat(rank), 0.5) for rank in range(3)]
-    found = examine(heard, {}, homes={3: "b"})
+    heard = [ReceivedBeat(beat(rank), 0.5) for rank in range(3)]
+    found = examine(heard, {}, host_of_rank={3: "b"})
     assert found.blamed == (3,)
     assert found.sentences[0].startswith("rank 3 (on b): no heartbeat was ever seen here")
-    fresh = [Heard(replace(each.beat, born=NOW - 3, in_step=1.0), 0.1) for each in heard]
+    fresh = [ReceivedBeat(replace(each.beat, born=NOW - 3, in_step=1.0), 0.1) for each in heard]
     assert not examine(fresh, {}).wrong
     assert not examine(heard[:2], {0: "S"}, partial=True).blamed

@@ -20,7 +20,7 @@ from tests.train.test_diagnosis import beat
 from train.base import processes
 from train.health import heartbeats, network, view
 from train.health.diagnosis import examine
-from train.health.heartbeats import Beat, Heard, HostView
+from train.health.heartbeats import Beat, HostView, ReceivedBeat
 from train.run import lock
 from train.run.layout import MARKER, step_directory
 from train.run.status import Status, write_status
@@ -253,9 +253,9 @@ def test_a_directory_that_is_closed_is_named(
 @pytest.mark.parametrize("known", [1, 20_000])
 def test_a_huge_world_is_judged_at_once(known: int) -> None:
     size = 100_000
-    silent = [Heard(beat(rank, size), 60.0) for rank in range(known)]
+    silent = [ReceivedBeat(beat(rank, size), 60.0) for rank in range(known)]
     began = time.process_time()
-    found = examine([*silent, Heard(beat(size - 1, size), 0.5)], {})
+    found = examine([*silent, ReceivedBeat(beat(size - 1, size), 0.5)], {})
     view.addresses(replace(found, blamed=tuple(range(size, 2 * size))), "a")
     list(doctor._stacks(found))
     assert list(doctor._table(found.members, 100))[-1] == "… and 99936 more (--json shows all)"
@@ -270,7 +270,9 @@ def test_a_host_that_is_not_on_this_network_is_named(
     heartbeats.rank_file(tmp_path, 1).unlink()
     away: Beat = beat(1, 2, host="b", machine="other", address="192.0.2.1", born=time.time() - 90)
     clocks = (time.time(), time.monotonic(), 2.0, 0.0)
-    received = HostView("here", processes.machine(), *clocks, (Heard(away, 44.0),), world="w")
+    received = HostView(
+        "here", processes.machine(), *clocks, (ReceivedBeat(away, 44.0),), world="w"
+    )
     heartbeats.write_host_view(tmp_path, received)
     monkeypatch.setattr(network, "_connect", lambda address, port: "silent")
     code, said = ask()
@@ -288,15 +290,17 @@ def listener() -> Iterator[socket.socket]:
 def test_the_network_is_asked_for_real(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     head, store = f"127.0.0.1:{port}", f"the TCPStore (127.0.0.1 port {port})"
-    own, near, open_ = network.look({"near": "127.0.0.1"}, head, "nosuch0", "127.0.0.9")
+    own, near, open_ = network.check_connections(
+        {"near": "127.0.0.1"}, head, "nosuch0", "127.0.0.9"
+    )
     assert not own[0]
     assert "no interface nosuch0 " in own[1]
     assert near == (True, "near (127.0.0.1) answers")
     assert open_ == (True, f"{store} takes connections")
     listener.close()
     closed = (False, f"{store} is closed: its process on the head has ended")
-    assert network.look({}, head) == [closed]
-    assert network.look({}, "", "lo", "127.0.0.1")[0][0]
-    well, says = network.look({}, "", "lo", "10.1.2.3")[0]
+    assert network.check_connections({}, head) == [closed]
+    assert network.check_connections({}, "", "lo", "127.0.0.1")[0][0]
+    well, says = network.check_connections({}, "", "lo", "10.1.2.3")[0]
     assert not well
     assert "has lost its address 10.1.2.3" in says

@@ -37,9 +37,9 @@ def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
     met = stores(4)  # kept: the first one serves the others
     for failures, store in zip(broadcasts, met, strict=True):
         failures.listen(store, 4)
-    assert broadcasts[2].tell("no space") == ("host2: no space", True)
+    assert broadcasts[2].broadcast("no space") == ("host2: no space", True)
     assert heard[3].event.wait(10)
-    assert broadcasts[3].tell("no peer") == ("host2: no space", False)
+    assert broadcasts[3].broadcast("no peer") == ("host2: no space", False)
     for rank in (0, 1):
         assert heard[rank].event.wait(10)
         assert heard[rank].reasons == ["host2: no space"]
@@ -67,16 +67,16 @@ def test_who_loses_a_process_that_has_crashed_knows_why_and_may_go_on() -> None:
     met = stores(3)
     for failures, store in zip(broadcasts, met, strict=True):
         failures.listen(store, 3)
-    broadcasts[0].tell_crash(
+    broadcasts[0].broadcast_crash(
         "rank 0: NameError: x"
     )  # the store ends with this process: it waits for all
-    broadcasts[1].tell_crash("rank 1: ValueError: y")
+    broadcasts[1].broadcast_crash("rank 1: ValueError: y")
     for failures in broadcasts:
         failures.wait_for_word()
         assert failures.cause == "host0: rank 0: NameError: x"
     assert not any(each.reasons for each in heard)
     # A failure for good still ends all.
-    assert broadcasts[2].tell("no space") == ("host2: no space", True)
+    assert broadcasts[2].broadcast("no space") == ("host2: no space", True)
     for each in heard[:2]:
         assert each.event.wait(10)
         assert each.reasons == ["host2: no space"]
@@ -91,7 +91,7 @@ def test_a_crash_after_a_failure_for_good_does_not_take_its_place() -> None:
     failures.listen(store, 1)
     store.set("failure/first", "final 1 b: no space")
     assert heard.event.wait(10)
-    crashing = threading.Thread(target=failures.tell_crash, args=["odd"], daemon=True)
+    crashing = threading.Thread(target=failures.broadcast_crash, args=["odd"], daemon=True)
     crashing.start()
     crashing.join(1)
     assert crashing.is_alive()  # the thread that has heard the reason ends the process
@@ -109,12 +109,12 @@ def test_after_a_good_end_nobody_listens_any_more() -> None:
         failures.listen(store, 2)
     first.close()
     first.wait_for_word()
-    second.tell("too late")
+    second.broadcast("too late")
     assert not heard.event.wait(1)
 
 
 def test_before_the_world_has_met_there_is_nobody_to_tell() -> None:
     failures = FatalErrorBroadcast("a", 0, Heard())
-    assert failures.tell("why") == ("a: why", True)
+    assert failures.broadcast("why") == ("a: why", True)
     failures.wait_until_read()
     failures.wait_for_word()

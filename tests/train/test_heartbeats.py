@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from tests.ports import free_port
 from train.health import heartbeats, stacks
-from train.health.heartbeats import Beat, Heard, HostView, read_beats
+from train.health.heartbeats import Beat, HostView, ReceivedBeat, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
 from train.health.reporter import Reporter, Standstill, StepClock
-from train.health.stacks import Position, Watch
+from train.health.stacks import Position, ThreadSampler
 
 ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 
@@ -42,7 +42,7 @@ OURS = str(Path(stacks.__file__).parents[1])
 
 
 def test_it_says_who_and_where_it_is_and_leaves_nothing_after_a_good_end(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, ENV, "desk", every=0.05)
+    reporter = Reporter(tmp_path, ENV, "desk", interval_s=0.05)
     reporter.start()
     reporter.meet("w", None)
     reporter.follow(Steps())
@@ -64,11 +64,11 @@ def test_it_says_who_and_where_it_is_and_leaves_nothing_after_a_good_end(tmp_pat
 
 def test_a_place_that_takes_no_file_costs_heartbeats_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).write_text("in the way")
-    reporter = Reporter(tmp_path, ENV, every=0.02)
+    reporter = Reporter(tmp_path, ENV, interval_s=0.02)
     reporter.start()
     first = reporter.beat.monotonic
     until(lambda: reporter.beat.monotonic > first)
-    reporter.fail(RuntimeError("why"), waited=True)
+    reporter.fail(RuntimeError("why"), peer_failed=True)
     assert reporter.beat.ended == "RuntimeError: why"
     reporter.stop()
 
@@ -83,25 +83,25 @@ def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_the_end(
         hangs.wait(60)
 
     monkeypatch.setattr(heartbeats, "write_beat", write)
-    reporter = Reporter(tmp_path, ENV, every=0.02)
+    reporter = Reporter(tmp_path, ENV, interval_s=0.02)
     reporter.start()
     assert reached.wait(10)
     began = time.monotonic()
     reporter.follow(Steps())
     reporter.meet("w", None)
-    reporter.fail(RuntimeError("why"), waited=True)
+    reporter.fail(RuntimeError("why"), peer_failed=True)
     assert time.monotonic() - began < 30
     hangs.set()
 
 
 def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, ENV, every=0.05)
+    reporter = Reporter(tmp_path, ENV, interval_s=0.05)
     reporter.start()
     reporter.meet("w", None)
     try:
         exec(compile("def f():\n\n    return 1 / 0\nf()", "/home/me/mine.py", "exec"), {})
     except ZeroDivisionError as error:
-        reporter.fail(error, waited=False)
+        reporter.fail(error, peer_failed=False)
     (beat,) = read_beats(tmp_path)
     assert beat.ended == "ZeroDivisionError: division by zero"
     assert beat.where == "/home/me/mine.py:3 in f"
@@ -118,12 +118,12 @@ def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
     usual = []
     # Resumed at step 100; its first step compiles for 30 s.
     for clock[0], step in ((0.0, 100), (30.0, 101), (32.0, 103), (34.0, 103), (36.0, 105)):
-        mine = moves.take(mine, standing, step)
+        mine = moves.update(mine, standing, step)
         usual.append(round(mine.usual, 3))
     assert usual == [0.0, 0.0, 1.0, 1.0, 1.2]
-    assert moves.take(mine, standing, 50).usual == mine.usual  # anew, in another world
+    assert moves.update(mine, standing, 50).usual == mine.usual  # in another world
     clock[0] = 90.0
-    assert moves.take(mine, standing, 51).usual == mine.usual
+    assert moves.update(mine, standing, 51).usual == mine.usual
 
 
 def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
         monotonic=time.monotonic(), step=120, phase="backward", where="my_model.py:88 in forward",
     )  # fmt: skip
     (tmp_path / heartbeats.NAME).mkdir()
-    reporter = Reporter(tmp_path, ENV, "desk", every=0.02)
+    reporter = Reporter(tmp_path, ENV, "desk", interval_s=0.02)
     reporter.start()
     reporter.meet("w", None)
     heartbeats.write_beat(tmp_path, gone)
     until(lambda: any(beat.world == "w" and beat.rank == 0 for beat in read_beats(tmp_path)))
-    reporter.fail(RuntimeError("Connection closed by peer"), waited=True)
+    reporter.fail(RuntimeError("Connection closed by peer"), peer_failed=True)
     (line,) = reporter.explain(wait=False)
     assert line.startswith(f"rank 1 on desk (process {2**22 + 1}) ended ")
     assert line.endswith(" at step 121, backward, my_model.py:88 in forward")
@@ -157,12 +157,12 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
         place = tmp_path / name
         place.mkdir()
         env = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-        reporters.append(Reporter(place, env, name, every=0.05))
+        reporters.append(Reporter(place, env, name, interval_s=0.05))
     for reporter, store in zip(reporters, stores, strict=True):
         reporter.start()
         reporter.meet("w", store)
 
-    def heard() -> list[Heard]:
+    def heard() -> list[ReceivedBeat]:
         host_views = heartbeats.read_host_views(tmp_path / "a")
         return [each for each in host_views[0].heard if each.beat.host == "b"] if host_views else []
 
@@ -175,12 +175,12 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
 
     def age() -> float:
         """Of its last heartbeat; 0 until that has arrived."""
-        found = [each for each in exchange.heard().heard if each.beat.monotonic == last]
+        found = [each for each in exchange.host_view().heard if each.beat.monotonic == last]
         return found[0].age if found else 0.0
 
     until(age)
     until(lambda: age() > 2.0)
-    exchange.fresh(1.0)
+    exchange.refresh(1.0)
     assert age() > 2.0, "asking again makes it no younger"
     for reporter in reporters:
         reporter.stop()
@@ -256,7 +256,7 @@ def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
         yield sum(x for x in range(50))
 
     def run() -> None:
-        watches.append(Watch())
+        watches.append(ThreadSampler())
         while not going.is_set():
             list(generator(20))
 
@@ -266,7 +266,7 @@ def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
     try:
         seen = set()
         for _ in range(300):
-            seen.add(watches[0].look().stack)
+            seen.add(watches[0].sample().stack)
             time.sleep(0.0001)  # so that it does run on
     finally:
         going.set()
@@ -291,11 +291,11 @@ def threads():
         assert libc.pthread_join(thread, None) == 0
 
 sys.setswitchinterval(0.00005)
-watch = stacks.Watch()
+sampler = stacks.ThreadSampler()
 made = threading.Thread(target=threads)
 made.start()
 while made.is_alive():
-    watch.look()
+    sampler.sample()
 print("looked on")
 """
 
@@ -327,7 +327,7 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
     theirs = [".bashrc", ".nfs0001", "notes", "rank-00000.json"]
     for name in ours + theirs:
         (place / name).touch()
-    heartbeats.clear(tmp_path, but_below=1)
+    heartbeats.clear(tmp_path, keep_ranks_below=1)
     assert sorted(os.listdir(place)) == sorted(theirs)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / heartbeats.NAME).symlink_to(place)
@@ -340,10 +340,16 @@ def test_of_each_rank_the_newest_heartbeat_of_the_newest_world_counts() -> None:
     later, old = replace(beat, monotonic=6.0), replace(beat, rank=1, world="old", born=100.0)
     coming = replace(beat, rank=1, world="", born=499.0)
     for found, newest in (
-        ([Heard(beat, 1.0), Heard(beat, 9.0)], [Heard(beat, 9.0)]),  # the longer silence
-        ([Heard(later, 3.0), Heard(beat, 1.0)], [Heard(later, 3.0)]),
-        ([Heard(old, 1.0), Heard(beat, 1.0)], [Heard(beat, 1.0)]),
-        ([Heard(beat, 1.0), Heard(coming, 1.0)], [Heard(beat, 1.0), Heard(coming, 1.0)]),
+        (
+            [ReceivedBeat(beat, 1.0), ReceivedBeat(beat, 9.0)],
+            [ReceivedBeat(beat, 9.0)],
+        ),  # the longer silence
+        ([ReceivedBeat(later, 3.0), ReceivedBeat(beat, 1.0)], [ReceivedBeat(later, 3.0)]),
+        ([ReceivedBeat(old, 1.0), ReceivedBeat(beat, 1.0)], [ReceivedBeat(beat, 1.0)]),
+        (
+            [ReceivedBeat(beat, 1.0), ReceivedBeat(coming, 1.0)],
+            [ReceivedBeat(beat, 1.0), ReceivedBeat(coming, 1.0)],
+        ),
     ):
         assert heartbeats.newest_world(found) == newest
 
@@ -352,7 +358,7 @@ def test_what_a_host_received_in_an_earlier_world_does_not_count(tmp_path: Path)
     (tmp_path / heartbeats.NAME).mkdir()
     here = heartbeats.machine()
     old, new = (Beat(0, 0, 2, "h", 1, here, world=w, born=b) for w, b in (("old", 1.0), ("", 9.0)))
-    view = HostView("h", here, 1.0, 2.0, 3.0, 4.0, (Heard(old, 5.0),), world="old")
+    view = HostView("h", here, 1.0, 2.0, 3.0, 4.0, (ReceivedBeat(old, 5.0),), world="old")
     heartbeats.write_host_view(tmp_path, view)
     assert heartbeats.gather(tmp_path)[1] == view
     heartbeats.write_beat(tmp_path, new)  # the next start, which has not met the others yet
@@ -364,32 +370,32 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).mkdir()
     odd = {"host": "h\x1b[2J\u202e", "where": "a\nb\ud800", "stack": ("x\r",)}
     beat = Beat(0, 0, 1, pid=1, machine="m", **odd)
-    host_view = HostView("../h", "m", 1.0, 2.0, 3.0, 4.0, (Heard(beat, 5.0),))
+    host_view = HostView("../h", "m", 1.0, 2.0, 3.0, 4.0, (ReceivedBeat(beat, 5.0),))
     heartbeats.write_host_view(tmp_path, host_view)
     assert os.listdir(tmp_path / heartbeats.NAME) == ["seen-by-.._h.json"]
     assert heartbeats.read_host_views(tmp_path) == [host_view]
 
 
 def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert heartbeats.pace(tmp_path, 1.0) == 1.0
+    assert heartbeats.write_interval_s(tmp_path, 1.0) == 1.0
     mounts = f"/dev/x / ext4 rw 0 0\nbucket {tmp_path} fuse.rclone rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: mounts)
-    assert heartbeats.pace(tmp_path / "ckpt", 1.0) == 30.0
+    assert heartbeats.write_interval_s(tmp_path / "ckpt", 1.0) == 30.0
 
 
 def test_a_process_that_was_frozen_knows_it_and_blames_nobody(tmp_path: Path) -> None:
-    standstill = Standstill(every=1.0)
+    standstill = Standstill(interval_s=1.0)
     for began, ended in ((100, 101), (101, 110), (110, 151)):
         standstill.begin(began)
         standstill.end(ended)
-    assert [standstill.lately(now) for now in (151, 200, 212)] == [41, 41, 0]
+    assert [standstill.recent_s(now) for now in (151, 200, 212)] == [41, 41, 0]
     reporter = Reporter(tmp_path, ENV, "desk")
     reporter._standstill = standstill
     reporter.meet("w", None)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    standstill.look(now)  # whatever held this thread up, it was no wait
-    assert standstill.lately(now) == 0
+    standstill.check(now)  # whatever held this thread up, it was no wait
+    assert standstill.recent_s(now) == 0
     standstill.begin(now - 30)
-    standstill.look(now)
+    standstill.check(now)
     (line,) = reporter.explain()
     assert line.startswith("desk itself stood still for 30 s, ")

@@ -16,8 +16,13 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.own_script import ROOT, ForkedJob, Job, wait_for_line
-from train.script.hooks.order import DataPosition, fault
-from train.script.hooks.progress import BeginsAnewError, Progress, torn, whole
+from train.script.hooks.order import DataPosition, order_fault
+from train.script.hooks.progress import (
+    BeginsAnewError,
+    Progress,
+    interrupted_saves,
+    whole_checkpoints,
+)
 from train.script.hooks.session import Session
 from train.script.hooks.stopping import StopAtStep
 
@@ -82,7 +87,7 @@ def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
         assert started.status == started.says("done", step=12)
         return
     assert (code, started.status.word) == (1, "failed")
-    assert "ddpgen: the script begins anew, " in said
+    assert "ddpgen: the script starts over, " in said
     assert "train.resume" in said
     assert (started.work / "ckpt.pt").read_bytes() == kept
 
@@ -129,7 +134,7 @@ def test_a_refusal_names_the_crash_before_it(job: Job) -> None:
     kept = (job.work / "ckpt.pt").read_bytes()
     code, said = job.run(LOOP, (), "--steps=12")
     assert (code, job.status.word) == (1, "failed")
-    assert "ddpgen: the script begins anew, " in said
+    assert "ddpgen: the script starts over, " in said
     assert "train.resume" in said
     assert "after this crash: rank 0: ValueError: mine (loop.py:" in job.status.reason
     assert (job.work / "ckpt.pt").read_bytes() == kept
@@ -283,7 +288,7 @@ def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path
     progress = Progress(record)
     progress.loaded(str(place / "model.pt"))
     progress.stepped()
-    assert (progress.step, progress.taken) == (10, 1)
+    assert (progress.step, progress.steps_taken) == (10, 1)
     early = Progress(record, from_scratch=True)
     early.stepped()
     early.loaded(str(place / "model.pt"))  # to compare with, say
@@ -330,7 +335,7 @@ def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: P
     other = Progress(tmp_path / "saves-1.jsonl", head=head)
     other.loaded(str(place))
     other.stepped()
-    assert (other.step, other.taken) == (10, 1)
+    assert (other.step, other.steps_taken) == (10, 1)
     other.loaded(str(place))  # to compare with, say
     assert other.step == 10
     anew = Progress(tmp_path / "saves-1.jsonl", head=head)
@@ -396,18 +401,18 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
     ranks[0].saved("a")
     assert both() == [False, False]
     asked[0] = True
-    assert stops[0].look()
+    assert stops[0].check_request()
     assert both() == [False, False]
     ranks[0].saved("b")
     assert both() == [False, False]  # rank 1 has not looked yet
     assert "ddpgen/last-step" not in store
-    assert stops[1].look()
+    assert stops[1].check_request()
     assert both() == [False, False]
     assert both() == [False, False]  # not all ranks looked when it saved
     ranks[0].saved("c")
     assert both() == [False, False]  # names the next step
     assert both() == [True, True]
-    assert ranks[0].taken == ranks[1].taken
+    assert ranks[0].steps_taken == ranks[1].steps_taken
 
 
 def test_a_hook_comes_after_the_import_and_the_module_is_as_it_was(tmp_path: Path) -> None:
@@ -463,7 +468,9 @@ def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Pat
 
     def start() -> Session:
         progress = Progress(record)
-        return Session(progress, StopAtStep(progress, lambda: False, 1.0, 0, 1), whole(record))
+        return Session(
+            progress, StopAtStep(progress, lambda: False, 1.0, 0, 1), whole_checkpoints(record)
+        )
 
     first = start()
     for place in ("fold-1", "fold-2"):
@@ -491,16 +498,16 @@ def test_the_record_knows_what_is_whole_and_what_was_cut_off(tmp_path: Path) -> 
         os.mkdir(place)
     progress = Progress(record)
     with progress.saving(places[0], "transformers 1"):
-        assert torn(record) == [places[0]]
+        assert interrupted_saves(record) == [places[0]]
     for place in (places[0], places[2]):  # refused: what is there is what was there before
         with contextlib.suppress(OSError), progress.saving(place):
             raise OSError
     with pytest.raises(KeyboardInterrupt), progress.saving(places[1]):
         raise KeyboardInterrupt
-    assert torn(record) == [places[1]]
-    assert whole(record) == {places[0]: "transformers 1"}
+    assert interrupted_saves(record) == [places[1]]
+    assert whole_checkpoints(record) == {places[0]: "transformers 1"}
     progress.saved(places[1])
-    assert list(whole(record)) == places[:2]
+    assert list(whole_checkpoints(record)) == places[:2]
 
 
 DISTRIBUTED = """\
@@ -603,8 +610,8 @@ def test_who_goes_on_at_another_sample_is_told(job: Job, how: str, said: str, wo
     ],
 )
 def test_where_a_start_goes_on(batches: int, given: str, expected: str) -> None:
-    assert fault(DataPosition(batches, "a", "c", "d"), list(given)) == expected
-    assert fault(DataPosition(batches, "a", "c", ""), ["x"]) == ""
+    assert order_fault(DataPosition(batches, "a", "c", "d"), list(given)) == expected
+    assert order_fault(DataPosition(batches, "a", "c", ""), ["x"]) == ""
 
 
 SAMPLED = """\

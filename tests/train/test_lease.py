@@ -223,7 +223,7 @@ class ABucket:
 
     def __init__(self, world: World, patch: pytest.MonkeyPatch, root: Path) -> None:
         self._world, self._objects = world, dict[str, bytes]()
-        patch.setattr(owner, "Answering", lambda store: store)
+        patch.setattr(owner, "BoundedStore", lambda store: store)
 
     def take(self, host: Host) -> tuple[Callable[[], None], Callable[[], None]]:
         lease = Ownership(self, Owner(host.job or host.name, host.name, host.name, host.restarts))

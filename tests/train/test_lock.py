@@ -377,7 +377,7 @@ def test_rank_0_of_a_users_program_shows_that_it_lives_in_the_directory_it_takes
     }
     node = Node.from_environment(env)
     assert node is not None
-    Program(argparse.Namespace(command=["true"], stop_signal=""), env)._take(node)
+    Program(argparse.Namespace(command=["true"], stop_signal=""), env)._take_lock(node)
     os.utime(tmp_path / "lock", (0, 0))
     until = time.monotonic() + 30
     while (tmp_path / "lock").stat().st_mtime == 0:

@@ -59,9 +59,9 @@ def short(start: dict[str, Any]) -> dict[str, Any]:
 def test_each_start_is_on_record_and_each_checkpoint_names_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(bundle, "PACKAGE_ROOT", made_bundle(tmp_path / "bundle", a="1"))
     monkeypatch.setenv("DDPGEN_TIER", "local")
-    (name,) = {bundle.keep(tmp_path, bundle.HERE)}
+    (name,) = {bundle.keep_archive(tmp_path, bundle.PACKAGE_ROOT)}
     directory, data = tmp_path / "run", tmp_path / "words"
     data.write_text("some words")
 
@@ -170,7 +170,7 @@ def test_starts_known_from_several_places_are_one_each_in_their_order() -> None:
 def test_nothing_waits_for_data_files_that_take_long_to_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(bundle, "PACKAGE_ROOT", made_bundle(tmp_path / "bundle", a="1"))
     monkeypatch.setattr(manifest, "_CHECKPOINTS_S", 0.01)
     monkeypatch.setattr(manifest, "_END_S", 0.0)
     hashing = [threading.Event(), threading.Event()]
@@ -204,7 +204,7 @@ def begun_manifest(directory: Path) -> RunManifest:
 def test_a_run_ends_while_its_data_files_are_still_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(bundle, "PACKAGE_ROOT", made_bundle(tmp_path / "bundle", a="1"))
     monkeypatch.setattr(manifest, "_CHECKPOINTS_S", 0.5)
     monkeypatch.setattr(manifest, "_END_S", 0.5)
     monkeypatch.setattr(manifest, "fingerprint", lambda *_: time.sleep(2 * TIMEOUT_S))
@@ -219,26 +219,26 @@ def test_the_kept_bundle_is_the_one_that_ran_even_if_it_was_edited(tmp_path: Pat
     source = made_bundle(tmp_path / "bundle", code="é", script="exit 0")
     (source / "script").chmod(0o755)
     (source / "a script's own output").touch()
-    name = bundle.keep(tmp_path, source)
+    name = bundle.keep_archive(tmp_path, source)
     assert name == hashlib.sha256((source / "bundle.json").read_bytes()).hexdigest()[:12]
     archive = tmp_path / f"bundles/{name}.tar.gz"
     content, inode = archive.read_bytes(), archive.stat().st_ino
     os.utime(source / "code", (1, 1))
-    assert bundle.keep(tmp_path, source) == name
+    assert bundle.keep_archive(tmp_path, source) == name
     assert archive.stat().st_ino == inode
-    assert bundle.keep(tmp_path / "bundles", source) == name
+    assert bundle.keep_archive(tmp_path / "bundles", source) == name
     assert (tmp_path / f"bundles/bundles/{name}.tar.gz").read_bytes() == content
     (source / "code").write_text("edited")
     (source / "script").unlink()
-    edited = bundle.keep(tmp_path, source)
+    edited = bundle.keep_archive(tmp_path, source)
     bundle.unpack(tmp_path, edited, tmp_path / "edited")
     assert sorted(os.listdir(tmp_path / "edited")) == ["bundle.json", "code"]
     # As if ddpgen had rendered it.
-    assert bundle.keep(tmp_path / "edited", tmp_path / "edited") == edited
+    assert bundle.keep_archive(tmp_path / "edited", tmp_path / "edited") == edited
     bundle.unpack(tmp_path, name, tmp_path / "again")
     assert (tmp_path / "again/code").read_text() == "é"
     assert (tmp_path / "again/script").stat().st_mode & 0o777 == 0o755
-    assert bundle.keep(tmp_path, tmp_path / "no bundle") == ""
+    assert bundle.keep_archive(tmp_path, tmp_path / "no bundle") == ""
 
 
 def test_an_archive_that_is_not_whole_or_reaches_out_is_refused(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_an_archive_that_is_not_whole_or_reaches_out_is_refused(tmp_path: Path) 
         return str(error.value).removeprefix(f"{tmp_path}/bundles/{name}.tar.gz ")
 
     source = made_bundle(tmp_path / "bundle", a="1")
-    name = bundle.keep(tmp_path, source)
+    name = bundle.keep_archive(tmp_path, source)
     whole = (tmp_path / f"bundles/{name}.tar.gz").read_bytes()
     assert refusal(None, "none").startswith("is not there: ")
     assert refusal(whole[:-100], name).startswith("is damaged (")
@@ -265,7 +265,7 @@ def test_an_archive_that_is_not_whole_or_reaches_out_is_refused(tmp_path: Path) 
     assert "does not match its sha256" in refusal(gzip.compress(bytes(flipped)), name)
     (tmp_path / "outside").write_text("1")
     listing = made_bundle(source, **{"a": "1", "../outside": "1"})
-    assert "../outside leads out of it" in refusal(None, bundle.keep(tmp_path, listing))
+    assert "../outside leads out of it" in refusal(None, bundle.keep_archive(tmp_path, listing))
 
 
 @pytest.mark.parametrize("where", ["file", "header", "many"])
@@ -293,8 +293,8 @@ def test_a_bundle_that_could_not_be_read_back_is_not_kept(
 ) -> None:
     monkeypatch.setattr(bundle, "_LARGEST", 9)
     with pytest.raises(OSError, match="more than 0 MiB"):
-        bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345", b="67890"))
-    assert bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345"))
+        bundle.keep_archive(tmp_path, made_bundle(tmp_path / "bundle", a="12345", b="67890"))
+    assert bundle.keep_archive(tmp_path, made_bundle(tmp_path / "bundle", a="12345"))
 
 
 class Watched:
@@ -401,7 +401,7 @@ def test_the_installed_distributions_are_those_that_python_knows() -> None:
 def test_the_users_code_has_a_name_by_the_files_of_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numerics, "HERE", tmp_path)
+    monkeypatch.setattr(numerics, "PACKAGE_ROOT", tmp_path)
     assert numerics.code() == ""
     names = []
     for files in ({"train/x.py": "1"}, {"code/a.py": "1"}, {"code/a.py": "2", "train/x.py": "1"}):

@@ -60,20 +60,20 @@ def test_a_silent_rank_is_known_to_rank_0_and_elsewhere_from_a_shared_directory(
     for silent in ((), (321,)):
         clock.now += LATE_S
         for rank in set(range(SIZE)).difference(silent):
-            zero._put(beat(clock, rank))
-        zero._read()
-    found = examine(zero.heard().heard, {}, delay=2 * zero.every)
+            zero._put_beat(beat(clock, rank))
+        zero._read_beats()
+    found = examine(zero.host_view().heard, {}, delay=2 * zero.read_interval_s)
     assert found.blamed == (321,)
     assert "host40" in found.sentences[0]
     before = store.moved
     assert not other.reads
     (tmp_path / heartbeats.NAME).mkdir()
     heartbeats.write_beat(tmp_path, beat(clock, EACH))
-    heartbeats.write_host_view(tmp_path, replace(other.heard(), machine=heartbeats.machine()))
+    heartbeats.write_host_view(tmp_path, replace(other.host_view(), machine=heartbeats.machine()))
     assert [p.rank for p in diagnose(tmp_path).members] == [
         EACH
     ]  # what it cannot know it leaves out
-    heartbeats.write_host_view(tmp_path, zero.heard())
+    heartbeats.write_host_view(tmp_path, zero.host_view())
     assert diagnose(tmp_path).blamed == (321,)
     assert store.moved == before
 
@@ -82,19 +82,19 @@ def test_the_traffic_at_the_store_is_bounded(clock: Clock) -> None:
     store: Any = Store()
     zero = Exchange(store, beat(clock, 0))
     for rank in range(SIZE):
-        zero._put(beat(clock, rank))
+        zero._put_beat(beat(clock, rank))
     put = store.moved
-    zero._read()
-    a_second = put / beat(clock, 0).every + (store.moved - put) / zero.every
+    zero._read_beats()
+    a_second = put / beat(clock, 0).every + (store.moved - put) / zero.read_interval_s
     assert a_second < exchange._BYTES_A_SECOND
-    assert zero.every < 20
+    assert zero.read_interval_s < 20
 
 
 def test_in_a_small_job_every_host_reads_all_of_them(clock: Clock) -> None:
     store: Any = Store()
     one = Exchange(store, beat(clock, EACH, 2 * EACH))
     for rank in range(2 * EACH):
-        one._put(beat(clock, rank, 2 * EACH))
-    one._read()
-    assert len(one.heard().heard) == 2 * EACH
-    assert not one.heard().partial
+        one._put_beat(beat(clock, rank, 2 * EACH))
+    one._read_beats()
+    assert len(one.host_view().heard) == 2 * EACH
+    assert not one.host_view().partial

@@ -10,7 +10,7 @@ import pytest
 from tests.ports import free_port
 from train.base import nic
 from train.base.nic import Interface, NetworkError, choose, interfaces
-from train.health.network import own_place
+from train.health.network import own_endpoint
 
 
 def loopback() -> str:
@@ -100,9 +100,9 @@ def test_a_port_that_is_taken_anywhere_on_the_head_is_named(at: str) -> None:
 @pytest.mark.parametrize("name", ["", loopback()])
 def test_a_process_says_by_which_interface_and_address_it_takes_part(name: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": name}
-    assert own_place(env) == (loopback(), "127.0.0.1", "127.0.0.1:29500")
+    assert own_endpoint(env) == (loopback(), "127.0.0.1", "127.0.0.1:29500")
 
 
 def test_a_process_outside_of_a_launch_knows_of_no_place() -> None:
-    assert own_place({}) == ("", "", "")
-    assert own_place({"GLOO_SOCKET_IFNAME": "gone0"}) == ("gone0", "", "")
+    assert own_endpoint({}) == ("", "", "")
+    assert own_endpoint({"GLOO_SOCKET_IFNAME": "gone0"}) == ("gone0", "", "")

@@ -32,18 +32,18 @@ def test_it_says_how_the_run_stands(tmp_path: Path) -> None:
     file = ProgressFile(
         tmp_path, {"last_step": 40, "unit": "tokens"}, clock=iter(range(0, 999, 9)).__next__
     )
-    file.take(row("start", 0, 1.0))
+    file.add_row(row("start", 0, 1.0))
     assert read(tmp_path) == {"attempt": "a", "last_step": 40, "unit": "tokens"}
     for step in range(1, 5):
-        file.take(row("step", step, 10.0 + 2 * step, loss=step / 2))
-    file.take(row("ranks", 4, 18.5, seconds=0.5, waiting=[0.1, 0.6], batches=[0.0, 0.05]))
-    file.take(row("eval", 4, 25.0, loss=0.25, f1="nan", confusion=[[1, 2], [3, 4]]))
+        file.add_row(row("step", step, 10.0 + 2 * step, loss=step / 2))
+    file.add_row(row("ranks", 4, 18.5, seconds=0.5, waiting=[0.1, 0.6], batches=[0.0, 0.05]))
+    file.add_row(row("eval", 4, 25.0, loss=0.25, f1="nan", confusion=[[1, 2], [3, 4]]))
     assert read(tmp_path) == {
         "attempt": "a", "last_step": 40, "unit": "tokens", "step": 4, "time": 18.0, "loss": 2.0,
         "losses": [0.5, 1.0, 1.5, 2.0], "steps_per_s": 0.5, "step_s": 2.0, "longest_step_s": 7.0,
         "waiting": [0.2, 1.0], "batches": 0.1, "evaluation": {"step": 4, "loss": 0.25},
     }  # fmt: skip
-    file.take(row("stopped", 4, 37.5))
+    file.add_row(row("stopped", 4, 37.5))
     assert read(tmp_path)["write_s"] == 12.5
 
 
@@ -53,10 +53,10 @@ def test_steps_are_written_once_a_second_and_an_end_at_once(tmp_path: Path) -> N
     written = []
     for step in range(1, 31):
         clock.now += 0.125
-        file.take(row("step", step, clock.now))
+        file.add_row(row("step", step, clock.now))
         written.append(read(tmp_path)["step"])
     assert sorted({*written}) == [1, 9, 17, 25]
-    file.take(row("done", 30, clock.now))
+    file.add_row(row("done", 30, clock.now))
     assert read(tmp_path)["step"] == 30
 
 
@@ -66,10 +66,10 @@ def test_a_start_takes_over_what_it_has_not_measured_itself(
 ) -> None:
     first = ProgressFile(tmp_path)
     for each in (row("step", 3, 1.0, loss=9.0), row("step", 4, 3.0), row("eval", 4, 4.0, loss=7.0)):
-        first.take(each)
-    first.take(row("stopped", 4, 9.0))
+        first.add_row(each)
+    first.add_row(row("stopped", 4, 9.0))
     later = ProgressFile(tmp_path, {"last_step": 40})
-    later.take({**row("start", begins, 20.0), "attempt": "b"})
+    later.add_row({**row("start", begins, 20.0), "attempt": "b"})
     told = read(tmp_path)
     assert ("evaluation" in told) == known
     assert (told["attempt"], told["step"], told["write_s"], told["longest_step_s"]) == (
@@ -83,7 +83,7 @@ def test_a_start_takes_over_what_it_has_not_measured_itself(
 )
 def test_what_cannot_be_read_is_not_taken_over(tmp_path: Path, spoilt: bytes) -> None:
     (tmp_path / NAME).write_bytes(spoilt)
-    ProgressFile(tmp_path).take(row("start", 0, 1.0))
+    ProgressFile(tmp_path).add_row(row("start", 0, 1.0))
     assert read(tmp_path) == {"attempt": "a"}
 
 

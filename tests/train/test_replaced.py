@@ -23,7 +23,7 @@ ENV = {"DDPGEN_SCHEDULER": "slurm 4711 0"}
 def test_a_start_of_a_job_is_read() -> None:
     found = Scheduled.parse("slurm 4711_3 12")
     assert found == Scheduled("slurm", "4711_3", 12)
-    assert (found.name, found.cancel) == ("Slurm job 4711_3", "scancel 4711_3")
+    assert (found.name, found.cancel_command) == ("Slurm job 4711_3", "scancel 4711_3")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_replaced_process_puts_no_heartbeat_on_file_and_removes_none(tmp_path:
     others.write_text("the later start's")
     reporter.start()
     reporter.meet("world", None)
-    reporter.fail(RuntimeError("lost"), waited=True)
+    reporter.fail(RuntimeError("lost"), peer_failed=True)
     assert others.read_text() == "the later start's"
     reporter.stop()
     assert others.read_text() == "the later start's"
@@ -98,7 +98,7 @@ def test_a_script_of_ones_own_ends_too(tmp_path: Path) -> None:
     take(tmp_path / "checkpoints", "job", os.getpid(), "slurm.4711.1", "slurm 4711 1")
     assert process.wait(60) == 0
     _, errors = process.communicate()
-    assert "Slurm job 4711 has taken over (restart 1, on " in errors
+    assert "Slurm job 4711 has taken over (start 2, on " in errors
     status = read_status(node.directory)
     assert status is not None
     assert (status.word, status.attempt) == ("failed", node.attempt)

@@ -45,7 +45,7 @@ def resumed(place: Path, layout: list[list[int]] = LAYOUT) -> list[Any]:
             pass_on(self, piece)
 
         resume.SentCheckpoint._pass_on = counted  # type: ignore[method-assign]
-        found = resume.find(place / str(host), world, lambda: None)
+        found = resume.find_newest(place / str(host), world, lambda: None)
         if found is None:
             return None
         loaded = {name: found.source.load(name) for name in FILES}
@@ -98,7 +98,7 @@ def test_nobody_is_in_a_collective_while_a_host_still_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those end by the collective timeout, at every restart again."""
-    look, wait_for = resume._look, World.wait_for
+    look, wait_for = resume._newest_on_disk, World.wait_for
 
     def waits(self: World, name: str, timeout_s: float) -> bool:
         self.store.set("test/waits", "yes")
@@ -110,9 +110,9 @@ def test_nobody_is_in_a_collective_while_a_host_still_reads(
                 world.store.wait(["test/waits"], timedelta(seconds=20))
             return look(directory, rank, may_tidy)
 
-        monkeypatch.setattr(resume, "_look", slow)
+        monkeypatch.setattr(resume, "_newest_on_disk", slow)
         monkeypatch.setattr(World, "wait_for", waits)
-        found = resume.find(tmp_path, world, lambda: None)
+        found = resume.find_newest(tmp_path, world, lambda: None)
         return found and found.source.step
 
     write(tmp_path, 5, 1)

@@ -17,7 +17,7 @@ import torch
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError, start_command
 from train.distributed import gradients
-from train.distributed.process_group import Place
+from train.distributed.process_group import RankInfo
 from train.distributed.timing import StepClock
 from train.run import provenance
 from train.run.config import Period, RunConfig, parse, period, seconds
@@ -365,7 +365,7 @@ def test_a_world_of_another_size_is_told_with_its_cause(
     planned: int | None, started: int, among_hosts: bool, said: str
 ) -> None:
     settings = config() if planned is None else config(f"--world-size={planned}")
-    place = Place.from_environment(
+    place = RankInfo.from_environment(
         {"WORLD_SIZE": f"{started}", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     )
     if not said:

@@ -75,9 +75,9 @@ def test_a_rank_is_named_after_three_reports_and_once() -> None:
     assert [ranks.observe(1.0, row) for row in (slow, slow, well, slow, slow)] == [None] * 5
     assert ranks.observe(1.0, slow) == Slow(1, pytest.approx(0.4))
     assert ranks.observe(1.0, slow) is None
-    assert ranks.named == Slow(1, pytest.approx(0.4))
+    assert ranks.slow_rank == Slow(1, pytest.approx(0.4))
     ranks.observe(1.0, well)
-    assert ranks.named is None
+    assert ranks.slow_rank is None
     assert [ranks.observe(1.0, slow) for _ in range(3)][:2] == [None, None]
     assert [ranks.observe(1.0, [0.1, 0.5]) for _ in range(3)][2] == Slow(0, pytest.approx(0.4))
 

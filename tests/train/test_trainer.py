@@ -91,19 +91,21 @@ def test_a_step_says_what_it_does_and_when_it_waits(
     def says(*arguments: Any) -> Any:
         said.append((NOW.name, NOW.waits > 0))
         loss = {"detach": int, "is_cuda": on_gpu}
-        return SimpleNamespace(**loss, stop=False, leave=False, loss=0.0, changed_buffers=[])
+        return SimpleNamespace(
+            **loss, stop_requested=False, leave_requested=False, loss=0.0, changed_buffers=[]
+        )
 
     monkeypatch.setattr(NOW, "name", "before")
     trainer: Any = Scripted()
-    trainer.mine = range(1)
+    trainer.own_micro_batches = range(1)
     trainer.config.elastic, trainer.config.log_every = False, 10
     trainer.clock = StepClock()
     trainer.stop = SimpleNamespace(by_file=False, by_signal=False)
     trainer.gradients = SimpleNamespace(
-        begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
+        begin=list, add_micro_batch=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
     )
-    trainer.buffers = SimpleNamespace(begin=list, take=bool, changed=list, combine=says)
-    trainer.exchange = SimpleNamespace(take=bool, send=says, receive=says)
+    trainer.buffers = SimpleNamespace(begin=list, record_changes=bool, changed=list, combine=says)
+    trainer.exchange = SimpleNamespace(add_losses=bool, send=says, receive=says)
     trainer.records = SimpleNamespace(checkpointer=SimpleNamespace(wait_copied=says))
     trainer._forward = trainer._backward = trainer._update = says
     Trainer.train_step(trainer, (says() for _ in range(1)))

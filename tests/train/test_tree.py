@@ -29,7 +29,7 @@ def whole_tree(leaves: int) -> str:
 def carry_out(fold: tree.Fold, rows: list[str]) -> list[str]:
     for left, right in fold.adds:
         rows[left] = f"({rows[left]}+{rows[right]})"
-    return [rows[row] for row in fold.kept]
+    return [rows[row] for row in fold.remaining_rows]
 
 
 def all_shares(leaves: int, ranks: int) -> list[tuple[int, ...]]:
@@ -39,7 +39,7 @@ def all_shares(leaves: int, ranks: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("leaves", range(1, 18))
 def test_one_rank_adds_up_the_whole_tree(leaves: int) -> None:
-    fold = tree.owned(range(leaves), leaves)
+    fold = tree.fold_of_rank(range(leaves), leaves)
     assert carry_out(fold, [str(v) for v in range(leaves)]) == [whole_tree(leaves)]
     assert fold.nodes == (tree.root(leaves),)
 
@@ -49,8 +49,8 @@ def test_every_division_among_ranks_gives_the_same_expression(leaves: int) -> No
     for ranks in range(1, leaves + 1):
         for shares in all_shares(leaves, ranks):
             mine = ranges(shares)
-            local = [carry_out(tree.owned(r, leaves), [str(v) for v in r]) for r in mine]
-            stage = tree.stage([tree.owned(r, leaves).nodes for r in mine], leaves)
+            local = [carry_out(tree.fold_of_rank(r, leaves), [str(v) for v in r]) for r in mine]
+            stage = tree.stage([tree.fold_of_rank(r, leaves).nodes for r in mine], leaves)
             assert stage.rows == tuple(map(len, local))
             assert carry_out(stage.fold, [*itertools.chain(*local)]) == [whole_tree(leaves)], shares
 
@@ -68,7 +68,8 @@ def test_hosts_first_and_then_among_hosts_is_still_the_same_expression(
     for shares in all_shares(leaves, ranks)[::7]:
         mine = ranges(shares)
         rows = {
-            r: carry_out(tree.owned(s, leaves), [str(v) for v in s]) for r, s in enumerate(mine)
+            r: carry_out(tree.fold_of_rank(s, leaves), [str(v) for v in s])
+            for r, s in enumerate(mine)
         }
         plans = [plan_stages(mine, layout, rank) for rank in range(ranks)]
         for depth in range(len(plans[0])):
@@ -82,7 +83,7 @@ def test_hosts_first_and_then_among_hosts_is_still_the_same_expression(
 def test_a_rank_keeps_at_most_log2_partial_sums() -> None:
     leaves = 64
     for start, stop in itertools.combinations(range(leaves + 1), 2):
-        assert len(tree.owned(range(start, stop), leaves).nodes) <= 2 * 6
+        assert len(tree.fold_of_rank(range(start, stop), leaves).nodes) <= 2 * 6
 
 
 def test_a_plain_sum_is_the_tree_only_for_two_halves() -> None:

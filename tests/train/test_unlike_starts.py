@@ -44,11 +44,11 @@ NONE = Start("laptop")
         ([Start("desk", resumes=True), NONE], "desk resumes, as train.resume says, and laptop begins at step 0; copy it to laptop; or"),
         # Nothing is loaded, and rank 0 is on another host than before.
         ([Start("desk"), NONE], ""),
-        ([Start("desk"), NONE._replace(kept="/d/ckpt.pt", kept_step=20)], "all hosts begin at step 0, and laptop has /d/ckpt.pt of step 20; copy it: on desk, `rsync"),
-        ([Start("desk", kept="/d/ckpt.pt"), NONE._replace(kept="/d/ckpt.pt")], ""),
-        ([Start("desk", path="/e/ckpt.pt"), NONE._replace(kept="/d/ckpt.pt")], ""),  # a copy
+        ([Start("desk"), NONE._replace(saved_path="/d/ckpt.pt", saved_step=20)], "all hosts begin at step 0, and laptop has /d/ckpt.pt of step 20; copy it: on desk, `rsync"),
+        ([Start("desk", saved_path="/d/ckpt.pt"), NONE._replace(saved_path="/d/ckpt.pt")], ""),
+        ([Start("desk", path="/e/ckpt.pt"), NONE._replace(saved_path="/d/ckpt.pt")], ""),  # a copy
         # A data set that all have read is no save.
-        ([Start("desk", path="/d/data.pt"), NONE._replace(path="/d/data.pt", kept="/d/ckpt.pt", kept_step=20)], "all hosts begin at step 0"),
+        ([Start("desk", path="/d/data.pt"), NONE._replace(path="/d/data.pt", saved_path="/d/ckpt.pt", saved_step=20)], "all hosts begin at step 0"),
     ],
 )  # fmt: skip
 def test_which_starts_must_not_go_on_together(ranks: list[Start], says: str) -> None:
@@ -89,7 +89,7 @@ def started(
 ) -> list[str]:
     """The message on each of two hosts after the first step. Each loads what lies on its own disk."""
     store = Store()
-    monkeypatch.setattr(starts, "where_they_met", lambda: store)
+    monkeypatch.setattr(starts, "rendezvous_store", lambda: store)
     heard = ["", ""]
 
     def step(rank: int) -> None:
@@ -98,7 +98,7 @@ def started(
         if (homes[rank] / "ckpt.pt").exists():
             progress.loaded(str(homes[rank] / "ckpt.pt"))
         try:
-            talks[rank].look(progress, Adam(steps[rank]))
+            talks[rank].compare(progress, Adam(steps[rank]))
         except UnlikeStartsError as error:
             heard[rank] = str(error)
 
@@ -157,17 +157,17 @@ def test_where_only_rank_0_steps_it_goes_on(
     homes: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    monkeypatch.setattr(starts, "where_they_met", lambda: store)
+    monkeypatch.setattr(starts, "rendezvous_store", lambda: store)
     monkeypatch.setattr(starts, "_WAIT_S", 0.1)
     alone = Starts("desk", 0, 2, homes[0], resumes=False)
     progress = Progress(homes[0] / "script" / "saves-0.jsonl")
-    alone.look(progress, None)
+    alone.compare(progress, None)
     late = Starts("laptop", 1, 2, homes[1], resumes=True)
     # Rank 1 comes later, and rank 0 looks again at its next step.
     with contextlib.suppress(UnlikeStartsError):
-        late.look(progress, None)
+        late.compare(progress, None)
     with pytest.raises(UnlikeStartsError, match="desk"):
-        alone.look(progress, None)
+        alone.compare(progress, None)
 
 
 LOOP = """\

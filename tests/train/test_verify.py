@@ -19,7 +19,7 @@ from train.run.config import Period, parse
 from train.run.provenance import library_flags
 from train.tools.verify import command, record
 from train.tools.verify.compare import Difference, Rank
-from train.tools.verify.record import Part
+from train.tools.verify.record import ReplayRange
 from train.tools.verify.replay import replayed
 from train.tools.verify.workplace import check_workload, copy_checkpoint, processes_that_fit
 
@@ -69,7 +69,7 @@ THREE = start("a", 0), start("b", 10), start("c", 20)
 def test_which_steps_are_meant(
     tmp_path: Path, begin: int | None, steps: int | None, kept: tuple[int, ...], expected: Any
 ) -> None:
-    found = record.read(run(tmp_path, *THREE, kept=kept))
+    found = record.read_record(run(tmp_path, *THREE, kept=kept))
     if isinstance(expected, str):
         with pytest.raises(Refusal, match=expected) as refused:
             record.choose(found, begin, steps)
@@ -79,23 +79,23 @@ def test_which_steps_are_meant(
 
 
 def test_a_random_checkpoint_is_one_with_steps_after_it(tmp_path: Path) -> None:
-    found = record.read(run(tmp_path, *THREE))
+    found = record.read_record(run(tmp_path, *THREE))
     assert {record.choose(found, None, 3) for _ in range(200)} == {(0, 3), (10, 13), (20, 23)}
 
 
 def test_steps_of_several_starts_are_one_part_up_to_where_something_else_is_computed(
     tmp_path: Path,
 ) -> None:
-    def parted(place: str, **other: Any) -> tuple[Part, dict[str, Any]]:
+    def parted(place: str, **other: Any) -> tuple[ReplayRange, dict[str, Any]]:
         (tmp_path / place).mkdir()
         last = start("c", 20, **other)
-        found = record.read(run(tmp_path / place, *THREE[:2], last))
-        return record.part(found, 0, 30), last
+        found = record.read_record(run(tmp_path / place, *THREE[:2], last))
+        return record.replay_range(found, 0, 30), last
 
     part, last = parted("same", world_size=4, shares=[2] * 4, tier="slurm")
-    assert part == Part(0, 30, last, [10, 20, 30])
+    assert part == ReplayRange(0, 30, last, [10, 20, 30])
     part, _ = parted("settings", settings={**SETTINGS, "lr": 0.2})
-    assert part == Part(
+    assert part == ReplayRange(
         0, 20, THREE[1], [10, 20], "from step 21 on the run had other settings: lr: 0.1 -> 0.2"
     )
     part, _ = parted("code", code="d")
@@ -115,14 +115,14 @@ def test_bundles_that_differ_in_their_launch_only_compute_the_same(tmp_path: Pat
         for name, text in files.items():
             (here / name).write_text(text)
         (here / "bundle.json").write_text(json.dumps({"files": dict.fromkeys(files, "")}))
-        names.append(bundle.keep(tmp_path, here))
+        names.append(bundle.keep_archive(tmp_path, here))
     starts = (
         start("a", 0, bundle=names[0]),
         start("b", 10, bundle=names[1]),
         start("c", 20, bundle=names[0]),
     )
     assert names[0] != names[1]
-    assert record.part(record.read(run(tmp_path, *starts)), 0, 30).border == ""
+    assert record.replay_range(record.read_record(run(tmp_path, *starts)), 0, 30).border == ""
 
 
 def test_steps_that_no_start_on_record_has_computed_are_not_replayed(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_steps_that_no_start_on_record_has_computed_are_not_replayed(tmp_path: P
     del manifest["starts"][1]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(TrainError, match="step 11 cannot be replayed"):
-        record.part(record.read(tmp_path), 10, 30)
+        record.replay_range(record.read_record(tmp_path), 10, 30)
 
 
 def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
@@ -193,7 +193,7 @@ def test_a_start_that_no_run_writes_is_a_damaged_manifest(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     with pytest.raises(TrainError, match="is damaged: starts"):
-        record.read(run(tmp_path, start("a", 0, **changed)))
+        record.read_record(run(tmp_path, start("a", 0, **changed)))
 
 
 def test_a_copied_checkpoint_has_the_files_that_it_lists_and_follows_no_link(
@@ -231,7 +231,7 @@ def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.M
 
 
 def test_the_likely_cause_is_in_the_first_line() -> None:
-    part = Part(10, 30, start("a", 0), [20, 30])
+    part = ReplayRange(10, 30, start("a", 0), [20, 30])
     other = Difference(Rank.BITS, "torch", "2.12", "2.13")
     damage = command.Damage(20, "model.pt differs in a: 9 of 9 elements, by at most 1", "")
     found = command.Result(part, 3, 10, 4, 12, [damage], [other])
@@ -245,7 +245,7 @@ def test_the_likely_cause_is_in_the_first_line() -> None:
 
 
 def test_a_record_that_was_changed_is_named_and_no_cause_is_looked_for() -> None:
-    part = Part(10, 30, start("a", 0), [20, 30])
+    part = ReplayRange(10, 30, start("a", 0), [20, 30])
     other = Difference(Rank.BITS, "torch", "2.12", "2.13")
     found = command.Result(part, 3, 20, 4, None, [], [other], rows=[12], weights=[30])
     assert found.explained
@@ -270,7 +270,7 @@ def test_a_hash_of_weights_counts_while_no_later_start_did_its_step_again(tmp_pa
     last = {"end": "done", "step": 30, "weights": "c" * 64}
     nothing_left = start("d", 30, end="done", step=30, weights="d" * 64)
     starts = start("a", 0, **ended), start("b", 10), start("c", 20, **last), nothing_left
-    found = record.read(run(tmp_path, *starts))
+    found = record.read_record(run(tmp_path, *starts))
     assert found.weights == {30: "d" * 64}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.distributed.process_group import Place, World
+from train.distributed.process_group import RankInfo, World
 
 TIMEOUT_S = 60.0
 
@@ -77,7 +77,7 @@ def _rank(
         )
         hosts = tuple(map(tuple, layout or [list(range(size))]))
         host = next(h for h in hosts if rank in h)
-        place = Place(rank, size, host.index(rank), len(host), launched=True)
+        place = RankInfo(rank, size, host.index(rank), len(host), launched=True)
         control = dist.group.WORLD
         assert control is not None
         world = World(place, "gloo", torch.device("cpu"), control, hosts, store, 30.0)

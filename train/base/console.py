@@ -21,28 +21,28 @@ def say(message: str, rank: int | None = None) -> None:
     rank_of = "" if rank is None else f" rank {rank}"
     # An exception's text may contain colours or cursor movements: escape them.
     text = "\n".join(plain(line, len(line)) for line in message.split("\n"))
-    _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {text}\n")
+    _print(sys.stderr, f"ddpgen{_time_and_host()}{rank_of}: {text}\n")
 
 
-def plain(text: str, most: int = 2000) -> str:
+def plain(text: str, max_characters: int = 2000) -> str:
     """Return foreign text made safe for a terminal: unprintable characters become `\\x1b` or `\\u202e`, and text longer
-    than `most` characters is cut."""
-    if len(text) > most:
-        text = text[:most] + "..."
+    than `max_characters` characters is cut."""
+    if len(text) > max_characters:
+        text = text[:max_characters] + "..."
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def say_restart(then: str = "") -> None:
-    """Print why torchrun has restarted the training; print nothing in the first start. `then`: added to the line."""
+def say_restart(suffix: str = "") -> None:
+    """Print why torchrun has restarted the training; print nothing in the first start. `suffix`: added to the line."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if count != "0":
-        most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
-        say(f"restart {count} of {most}: a worker had failed{then}")
+        max_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
+        say(f"restart {count} of {max_restarts}: a worker had failed{suffix}")
 
 
-def _where() -> str:
+def _time_and_host() -> str:
     """Return time and host under Slurm, where the lines of many hosts and starts go into one file; else ""."""
     if not os.environ.get(VARIABLE, "").startswith("slurm "):
         return ""
@@ -69,7 +69,7 @@ def _print(out: TextIO | None, text: str) -> None:
 
 
 class Progress:
-    """The progress line, updated after every `every` steps: redrawn in place on a terminal, a new line elsewhere."""
+    """The progress line, updated every `interval_steps`: redrawn in place on a terminal, a new line elsewhere."""
 
     def __init__(
         self,
@@ -77,30 +77,30 @@ class Progress:
         last_step: int,
         unit: str,
         units_per_step: int,
-        every: int,
+        interval_steps: int,
         out: TextIO | None = None,
     ) -> None:
         self._first, self._last = first_step, last_step
         self._unit, self._units_per_step = unit, units_per_step
-        self._every = every
+        self._interval_steps = interval_steps
         self._out: TextIO | None = out or sys.stdout
         self._live = self._out is not None and self._out.isatty()
-        self._began = self._window_began = time.monotonic()
+        self._started_at = self._window_started_at = time.monotonic()
         self._window_step = first_step
 
     def update(self, step: int, loss: float, lr: float) -> None:
         """Show that `step` steps are complete, if it is time for an update."""
         global _live_line
-        due = step % self._every == 0 or step == self._last
+        due = step % self._interval_steps == 0 or step == self._last
         if not due:
             return
         now = time.monotonic()
-        rate = (step - self._window_step) / max(now - self._window_began, 1e-9)
-        self._window_began, self._window_step = now, step
+        rate = (step - self._window_step) / max(now - self._window_started_at, 1e-9)
+        self._window_started_at, self._window_step = now, step
         width = len(str(self._last))
         text = (
             f"step {step:>{width}}/{self._last}  loss {loss:.4f}  lr {lr:.2e}  "
-            f"{rate * self._units_per_step:,.0f} {self._unit}/s  {self._left(step, now)}"
+            f"{rate * self._units_per_step:,.0f} {self._unit}/s  {self._remaining_time(step, now)}"
         )
         if self._live:
             _print(self._out, f"\r\x1b[2K{text}")
@@ -117,11 +117,11 @@ class Progress:
             _live_line = None
             _print(self._out, "\n")
 
-    def _left(self, step: int, now: float) -> str:
+    def _remaining_time(self, step: int, now: float) -> str:
         done = step - self._first
         if step >= self._last or done == 0:
-            return f"{clock(now - self._began)} in all"
-        return f"{clock((self._last - step) * (now - self._began) / done)} left"
+            return f"{clock(now - self._started_at)} in all"
+        return f"{clock((self._last - step) * (now - self._started_at) / done)} left"
 
 
 def clock(seconds: float) -> str:

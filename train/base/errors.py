@@ -82,8 +82,8 @@ def peer_failure(error: BaseException) -> str:
 
 def start_command(among_hosts: bool) -> str:
     """Return the command that starts the job, for a message. A launch script may override it by DDPGEN_SCRIPT."""
-    ours = "bash hosts/run.sh" if among_hosts else "bash local.sh"
-    return os.environ.get("DDPGEN_SCRIPT") or ours
+    script_command = "bash hosts/run.sh" if among_hosts else "bash local.sh"
+    return os.environ.get("DDPGEN_SCRIPT") or script_command
 
 
 def exit_now(code: int) -> None:

@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 # The size limit of a small file. A larger one was not written by this program.
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 _PART_BYTES = 1 << 22
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return all of an ordinary file of at most `most` bytes. Never waits at a pipe.
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return all of an ordinary file of at most `max_bytes` bytes. Never waits at a pipe.
 
     Raises OSError, also if the file is not an ordinary one or is larger.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(most + 1) if size <= most else b""  # the file may grow meanwhile
-    if max(size, len(content)) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        # One byte more than allowed, because the file may grow meanwhile.
+        content = file.read(max_bytes + 1) if size <= max_bytes else b""
+    if max(size, len(content)) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))
     return content
 
 

@@ -66,99 +66,103 @@ def choose(head: str, nic: str = "", is_head: bool = False, peer: str = "") -> t
     has it (an address that is translated on the way, or Debian's 127.0.1.1), the head takes the interface on its route
     to `peer`.
     """
-    known = interfaces()
+    candidates = interfaces()
     if nic:
-        return _given(nic, known, (peer or head) if is_head else head)
-    towards = resolve(head)
+        return _choose_named(nic, candidates, (peer or head) if is_head else head)
+    destination = resolve(head)
     if is_head:
-        carrier = carrying(towards, known)
-        if carrier is not None and not is_loopback(towards):
-            return carrier.name, towards
+        carrier = interface_with(destination, candidates)
+        if carrier is not None and not is_loopback(destination):
+            return carrier.name, destination
         if peer:
-            towards = resolve(peer)
-    source = source_towards(towards)
-    carrier = carrying(source, known)
+            destination = resolve(peer)
+    source = source_towards(destination)
+    carrier = interface_with(source, candidates)
     if carrier is None:
         raise NetworkError(
-            f"{socket.gethostname()} reaches {towards} from {source}, an address that none of its "
-            f"interfaces carries ({listed(known)})",
+            f"{socket.gethostname()} reaches {destination} from {source}, an address that none of its "
+            f"interfaces carries ({describe_interfaces(candidates)})",
             "name the interface with nic: in the spec",
             "NIC004",
         )
     return carrier.name, source
 
 
-def _given(nic: str, known: list[Interface], towards: str) -> tuple[str, str]:
-    here = socket.gethostname()
-    found = next((i for i in known if i.name == nic), None)
-    if found is None:
+def _choose_named(nic: str, candidates: list[Interface], destination: str) -> tuple[str, str]:
+    host = socket.gethostname()
+    interface = next((i for i in candidates if i.name == nic), None)
+    if interface is None:
         raise NetworkError(
-            f"{here} has no interface {nic!r}; it has {listed(known)}",
-            f"set nic: in the spec to {_leading(towards, known)}, or leave nic: out, so that ddpgen chooses the interface",
+            f"{host} has no interface {nic!r}; it has {describe_interfaces(candidates)}",
+            f"set nic: in the spec to {_name_on_route(destination, candidates)}, or leave nic: out, so that ddpgen chooses the interface",
             "NIC001",
         )
-    another = _another(found, known)
-    check_usable(found, known)
-    if is_loopback(found.addresses[0]) and towards and not is_loopback(resolve(towards)):
+    remedy = _name_another(interface, candidates)
+    check_usable(interface, candidates)
+    leads_back = is_loopback(interface.addresses[0])
+    if leads_back and destination and not is_loopback(resolve(destination)):
         raise NetworkError(
-            f"the interface {nic} of {here} leads back to {here} itself",
-            another,
+            f"the interface {nic} of {host} leads back to {host} itself",
+            remedy,
             "NIC005",
         )
     # An interface may have several addresses: take the one that the route to the others uses.
     with contextlib.suppress(NetworkError):
-        source = source_towards(resolve(towards)) if towards else ""
-        if source in found.addresses:
+        source = source_towards(resolve(destination)) if destination else ""
+        if source in interface.addresses:
             return nic, source
-    return nic, found.addresses[0]
+    return nic, interface.addresses[0]
 
 
-def check_usable(nic: Interface, known: list[Interface]) -> None:
+def check_usable(nic: Interface, candidates: list[Interface]) -> None:
     """Raise NetworkError when `nic` is down, or has no address or carrier."""
-    name, here, another = nic.name, socket.gethostname(), _another(nic, known)
+    name, host, remedy = nic.name, socket.gethostname(), _name_another(nic, candidates)
     if not nic.up:
         raise NetworkError(
-            f"the interface {name} of {here} is down",
-            f"ip link set {name} up, or {another}",
+            f"the interface {name} of {host} is down",
+            f"ip link set {name} up, or {remedy}",
             "NIC002",
         )
     if not nic.addresses:
         raise NetworkError(
-            f"the interface {name} of {here} has no IPv4 address",
-            f"give it one, or {another}",
+            f"the interface {name} of {host} has no IPv4 address",
+            f"give it one, or {remedy}",
             "NIC004",
         )
     if not nic.carrier:
         raise NetworkError(
-            f"the interface {name} of {here} is up and has no carrier",
-            f"look after its cable, or {another}",
+            f"the interface {name} of {host} is up and has no carrier",
+            f"look after its cable, or {remedy}",
             "NIC003",
         )
 
 
-def _another(than: Interface, known: list[Interface]) -> str:
+def _name_another(rejected: Interface, candidates: list[Interface]) -> str:
     """Return the remedy: which interface to name in the spec instead."""
-    usable = [i for i in known if i.carrier and i.addresses and not is_loopback(i.addresses[0])]
-    others = [each for each in usable if each != than]
+    usable = [
+        i for i in candidates if i.carrier and i.addresses and not is_loopback(i.addresses[0])
+    ]
+    others = [interface for interface in usable if interface != rejected]
     if not others:
         return "leave nic: out of the spec, so that ddpgen chooses the interface"
-    return f"set nic: in the spec to another ({listed(others)}), or leave nic: out, so that ddpgen chooses the interface"
+    return f"set nic: in the spec to another ({describe_interfaces(others)}), or leave nic: out, so that ddpgen chooses the interface"
 
 
-def _leading(towards: str, known: list[Interface]) -> str:
-    """Return, in words, the interface on the route to `towards`."""
+def _name_on_route(destination: str, candidates: list[Interface]) -> str:
+    """Return, in words, the interface on the route to `destination`."""
     with contextlib.suppress(NetworkError):
-        found = carrying(source_towards(resolve(towards)), known) if towards else None
-        if found is not None:
-            return f"{found.name}, which leads to {towards}"
+        source = source_towards(resolve(destination)) if destination else ""
+        interface = interface_with(source, candidates)
+        if interface is not None:
+            return f"{interface.name}, which leads to {destination}"
     return "one of these"
 
 
-def carrying(address: str, known: list[Interface]) -> Interface | None:
+def interface_with(address: str, candidates: list[Interface]) -> Interface | None:
     """Return the interface that has `address`, or None."""
-    exact = next((i for i in known if address in i.addresses), None)
+    exact = next((i for i in candidates if address in i.addresses), None)
     if exact is None and is_loopback(address):  # all of 127.0.0.0/8 exists, but is not listed
-        return next((i for i in known if any(map(is_loopback, i.addresses))), None)
+        return next((i for i in candidates if any(map(is_loopback, i.addresses))), None)
     return exact
 
 
@@ -170,34 +174,34 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def listed(known: list[Interface]) -> str:
+def describe_interfaces(candidates: list[Interface]) -> str:
     """Return the interfaces with their addresses, in words."""
-    return ", ".join(map(str, known)) or "none at all"
+    return ", ".join(map(str, candidates)) or "none at all"
 
 
 def resolve(host: str) -> str:
     """Return the IPv4 address of a host name, or the address itself. Raises NetworkError."""
     try:
-        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        why = error.strerror if isinstance(error, socket.gaierror) else "that is no host name"
-        if only := _ipv6(host):
-            why = f"it is {only} only, and the processes meet by IPv4"
+        reason = error.strerror if isinstance(error, socket.gaierror) else "that is no host name"
+        if ipv6_address := _ipv6(host):
+            reason = f"it is {ipv6_address} only, and the processes meet by IPv4"
         raise NetworkError(
-            f"{socket.gethostname()} cannot resolve {host!r}: {why}",
+            f"{socket.gethostname()} cannot resolve {host!r}: {reason}",
             "add it to /etc/hosts here, with its IPv4 address",
             "NAME001",
         ) from None
-    return str(found[0][4][0])
+    return str(entries[0][4][0])
 
 
 def _ipv6(host: str) -> str:
     """Return the IPv6 address of a host name, or ""."""
     try:
-        found = socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(found[0][4][0])
+    return str(entries[0][4][0])
 
 
 def source_towards(address: str) -> str:
@@ -219,34 +223,34 @@ def check_port_free(address: str, port: int) -> None:
     families = [(socket.AF_INET, ""), (socket.AF_INET, address)]
     if socket.has_dualstack_ipv6():
         families.insert(0, (socket.AF_INET6, ""))
-    for family, at in families:
+    for family, bind_address in families:
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             try:
-                listener.bind((at, port))
+                listener.bind((bind_address, port))
                 listener.listen()
             except OSError as error:
                 if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                     continue  # IPv6 is switched off here
-                raise NetworkError(_port_trouble(address, port, error)) from None
+                raise NetworkError(_describe_bind_error(address, port, error)) from None
 
 
-def _port_trouble(address: str, port: int, error: OSError) -> str:
-    here = f"{socket.gethostname()} ({address})"
+def _describe_bind_error(address: str, port: int, error: OSError) -> str:
+    host = f"{socket.gethostname()} ({address})"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} of {here} is taken by another program (ss -ltnp 'sport = :{port}' shows "
+            f"port {port} of {host} is taken by another program (ss -ltnp 'sport = :{port}' shows "
             "which); end it, or set another rendezvous.port in the spec"
         )
     remedy = "set another rendezvous.port in the spec"
-    return f"{here} cannot listen on port {port}: {error.strerror}; {remedy}"
+    return f"{host} cannot listen on port {port}: {error.strerror}; {remedy}"
 
 
 def interfaces() -> list[Interface]:
     """Return this host's interfaces. Raises NetworkError if they cannot be listed."""
-    found: dict[str, tuple[int, dict[str, int]]] = {}
+    by_name: dict[str, tuple[int, dict[str, int]]] = {}
     try:
         entries = getifaddrs()
     except OSError as error:
@@ -256,15 +260,19 @@ def interfaces() -> list[Interface]:
             "NIC001",
         ) from None
     for name, flags, address, mask in entries:
-        addresses = found.setdefault(name, (flags, {}))[1]
+        addresses = by_name.setdefault(name, (flags, {}))[1]
         if address:
             bits = bin(int.from_bytes(mask, "big")).count("1")
             addresses.setdefault(address, bits or 32)
     return [
         Interface(
-            name, bool(flags & _UP), bool(flags & _RUNNING), tuple(known), tuple(known.values())
+            name,
+            bool(flags & _UP),
+            bool(flags & _RUNNING),
+            tuple(prefix_lengths),
+            tuple(prefix_lengths.values()),
         )
-        for name, (flags, known) in found.items()
+        for name, (flags, prefix_lengths) in by_name.items()
     ]
 
 
@@ -296,12 +304,12 @@ def getifaddrs() -> list[tuple[str, int, str, bytes]]:
         libc.freeifaddrs(first)
 
 
-def _entries(at: int | None) -> Iterator[tuple[str, int, str, bytes]]:
-    while at is not None:
-        entry = _IfAddrs.from_address(at)
+def _entries(pointer: int | None) -> Iterator[tuple[str, int, str, bytes]]:
+    while pointer is not None:
+        entry = _IfAddrs.from_address(pointer)
         address = _ipv4(entry.address)
         yield os.fsdecode(entry.name), entry.flags, address, _mask(entry.mask) if address else b""
-        at = entry.next
+        pointer = entry.next
 
 
 def _ipv4(address: int | None) -> str:

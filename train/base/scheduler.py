@@ -27,8 +27,8 @@ class Scheduled:
     @classmethod
     def parse(cls, text: object) -> Scheduled | None:
         """Parse the variable's text. Returns None if it is empty or has another form: no scheduler started the job."""
-        found = _FORM.fullmatch(text) if isinstance(text, str) else None
-        return cls(found[1], found[2], int(found[3])) if found else None
+        match = _FORM.fullmatch(text) if isinstance(text, str) else None
+        return cls(match[1], match[2], int(match[3])) if match else None
 
     def is_same_job(self, other: Scheduled | None) -> bool:
         """Return whether both are starts of one job."""
@@ -44,11 +44,11 @@ class Scheduled:
         return f"{self.scheduler.capitalize()} job {self.job}"
 
     @property
-    def cancel(self) -> str:
+    def cancel_command(self) -> str:
         """The command that ends the job at once; "" if it is not known."""
         return f"scancel {self.job}" if self.scheduler == "slurm" else ""
 
     @property
-    def ask(self) -> str:
+    def query_command(self) -> str:
         """The command that shows the job's state; "" if it is not known."""
         return f"squeue --job {self.job}" if self.scheduler == "slurm" else ""

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from train.base.files import MOST_BYTES, read_file
+from train.base.files import MAX_BYTES, read_file
 
 T = TypeVar("T")
 _hints = functools.cache(get_type_hints)
@@ -25,10 +25,10 @@ def load(content: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T | None:
-    """The `kind` in this file of at most `most` bytes; None if the file cannot be read or holds anything else."""
+def read(kind: type[T], path: Path, max_bytes: int = MAX_BYTES) -> T | None:
+    """The `kind` in this file of at most `max_bytes` bytes; None if the file cannot be read or holds anything else."""
     try:
-        return parse(kind, read_file(path, most))
+        return parse(kind, read_file(path, max_bytes))
     except OSError:
         return None
 
@@ -44,26 +44,28 @@ def parse(kind: type[T], content: str | bytes) -> T | None:
 def convert(kind: type[T], value: Any) -> T | None:
     """`value`, from JSON, as a `kind`; None if it does not fit. Ignores names that no field has."""
     try:
-        made: T = _made(kind, value)
+        converted: T = _converted(kind, value)
     except (ValueError, TypeError, OverflowError):
         return None
-    return made
+    return converted
 
 
-def _made(kind: Any, value: Any) -> Any:
+def _converted(kind: Any, value: Any) -> Any:
     """Return `value` as a `kind`. Raises ValueError, TypeError (a missing field) or OverflowError otherwise."""
     if kind is Any or type(value) is kind:
         return value
-    origin, parts = get_origin(kind), get_args(kind)
-    if type(None) in parts:  # Optional
-        return None if value is None else _made(parts[0], value)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if type(None) in arguments:  # Optional
+        return None if value is None else _converted(arguments[0], value)
     if origin is tuple and type(value) is list:
-        return _items(parts[:1] * len(value) if parts[-1] is Ellipsis else parts, value)
+        return _items(arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments, value)
     if origin is dict and type(value) is dict:
-        return {name: _made(parts[1], each) for name, each in value.items()}
+        return {name: _converted(arguments[1], item) for name, item in value.items()}
     if hasattr(kind, "__dataclass_fields__") and type(value) is dict:
         hints = _hints(kind).items()
-        return kind(**{name: _made(hint, value[name]) for name, hint in hints if name in value})
+        return kind(
+            **{name: _converted(hint, value[name]) for name, hint in hints if name in value}
+        )
     if hasattr(kind, "_fields") and type(value) is list:
         return kind(*_items(tuple(_hints(kind).values())[: len(value)], value))
     if kind is float and type(value) is int:
@@ -74,4 +76,4 @@ def _made(kind: Any, value: Any) -> Any:
 def _items(kinds: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
     if len(kinds) != len(values):
         raise ValueError(f"not {len(kinds)} values")
-    return tuple(map(_made, kinds, values))
+    return tuple(map(_converted, kinds, values))

@@ -49,10 +49,10 @@ class SaveFailedError(Exception):
     """The last checkpoint of a run could not be written."""
 
     step: int
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"the checkpoint of step {self.step} could not be written: {self.why}"
+        return f"the checkpoint of step {self.step} could not be written: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class NotInStoreError(Exception):
     """A checkpoint is whole on this machine, and only there."""
 
     step: int
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"the checkpoint of step {self.step} is only on this machine: {self.why}"
+        return f"the checkpoint of step {self.step} is only on this machine: {self.reason}"
 
 
 class Checkpointer:
@@ -77,16 +77,16 @@ class Checkpointer:
         self,
         directory: Path,
         fence: Fence,
-        every: Period,
+        period: Period,
         keep: int,
         manifest: RunManifest,
         remote: RemoteCheckpoints | None = None,
     ) -> None:
         """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store."""
-        self._directory, self._fence, self._every, self._keep = directory, fence, every, keep
+        self._directory, self._fence, self._period, self._keep = directory, fence, period, keep
         self._manifest, self._remote = manifest, remote
-        self._interval_s = every.seconds or min(FIRST_S, every.mean_s or FIRST_S)
-        self._said_s = 0.0
+        self._interval_s = period.seconds or min(FIRST_S, period.mean_s or FIRST_S)
+        self._printed_interval_s = 0.0
         self._last_time = time.monotonic()
         self._last_step: int | None = None
         self._thread: threading.Thread | None = None
@@ -95,7 +95,7 @@ class Checkpointer:
         self._failed: Exception | None = None
         self._not_in_store = self._ending = False
         self.fenced_off: FencedOffError | None = None
-        self.written: deque[tuple[int, float, float]] = deque()
+        self.completed: deque[tuple[int, float, float]] = deque()
         """The completed checkpoints that the caller has not taken from here yet. Each has its step, the seconds until
         it was durable, and the seconds for which the training waited."""
         self._stall_s = 0.0
@@ -111,7 +111,7 @@ class Checkpointer:
                 step,
                 lambda: None,
                 lambda _: self._to_store(
-                    step, lambda: remote.begin(self._manifest.whole(), step, self._fence.check)
+                    step, lambda: remote.begin(self._manifest.snapshot(), step, self._fence.check)
                 ),
             )
 
@@ -121,12 +121,12 @@ class Checkpointer:
         While one is being written, no other is due. Otherwise, with a disk slower than the period, the training would
         wait, and the peers that wait for this rank would give up. The next one is due right after.
         """
-        if self._every.at:
-            return step in self._every.at
+        if self._period.at:
+            return step in self._period.at
         if self._thread is not None and self._thread.is_alive():
             return False
-        if self._every.steps is not None:
-            return step // self._every.steps > (self._last_step or 0) // self._every.steps
+        if self._period.steps is not None:
+            return step // self._period.steps > (self._last_step or 0) // self._period.steps
         return time.monotonic() - self._last_time >= self._interval_s
 
     def save(self, state: State, is_best: bool = False) -> None:
@@ -196,7 +196,7 @@ class Checkpointer:
         elif isinstance(failed, FencedOffError):
             raise failed
         elif failed is not None:
-            raise SaveFailedError(state.step, _why(failed))
+            raise SaveFailedError(state.step, _describe(failed))
 
     def abandon(self) -> None:
         """Remove a half-written checkpoint: another start has the directory, and this process is about to end."""
@@ -250,16 +250,16 @@ class Checkpointer:
         if self._remote is not None:
             self._upload(step)
         cost_s = time.monotonic() - self._last_time
-        self.written.append((step, cost_s, self._stall_s))
-        if self._every.mean_s is not None:
-            self._measured(cost_s, self._every.mean_s)
+        self.completed.append((step, cost_s, self._stall_s))
+        if self._period.mean_s is not None:
+            self._measured(cost_s, self._period.mean_s)
 
     def _measured(self, cost_s: float, mean_s: float) -> None:
         """Set the interval of `auto`. `cost_s`: the seconds from the copy of a checkpoint until it was committed."""
         self._interval_s = best_interval(cost_s, mean_s)
-        low, high = sorted((self._interval_s, self._said_s))
+        low, high = sorted((self._interval_s, self._printed_interval_s))
         if high > _WORTH_SAYING * low:
-            self._said_s = self._interval_s
+            self._printed_interval_s = self._interval_s
             say(
                 f"a checkpoint takes {cost_s:.1f} s and an interruption is expected every "
                 f"{mean_s:.0f} s: the next ones are {self._interval_s:.0f} s apart"
@@ -276,7 +276,7 @@ class Checkpointer:
                 )
         else:
             say(
-                f"the checkpoint of step {step} could not be written ({_why(error)}); training goes "
+                f"the checkpoint of step {step} could not be written ({_describe(error)}); training goes "
                 "on from memory, the checkpoint before it is kept, the next one is tried as planned"
             )
 
@@ -287,7 +287,7 @@ class Checkpointer:
         assert self._remote is not None
         remote = self._remote
         self._to_store(step, lambda: remote.push(step, self._fence.check))
-        remote.describe(self._manifest.whole())
+        remote.describe(self._manifest.snapshot())
 
     def _to_store(self, step: int, action: Callable[[], None]) -> None:
         assert self._remote is not None
@@ -337,7 +337,7 @@ def _about_best(state: State) -> bytes:
     return json.dumps(about, indent=1).encode() + b"\n"
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "no space left on the device"
     return str(error)

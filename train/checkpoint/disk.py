@@ -42,12 +42,12 @@ class Checkpoint:
 
     step: int
     meta: dict[str, Any]
-    place: Path
+    directory: Path
     files: dict[str, tuple[int, str]]
 
     def load(self, name: str) -> Any:
         """Return one file's content, see `unpickle`. Raises OSError too."""
-        return unpickle(self.place / name)
+        return unpickle(self.directory / name)
 
 
 def unpickle(source: Path | BinaryIO) -> Any:
@@ -61,27 +61,27 @@ def unpickle(source: Path | BinaryIO) -> Any:
 def _named_tuples(kind: type) -> Iterator[type]:
     """Yield the named tuples that this process has defined. They are safe to load: they only hold values."""
     children: list[type] = kind.__subclasses__()
-    for each in children:
-        if hasattr(each, "_fields"):
-            yield each
-        yield from _named_tuples(each)
+    for child in children:
+        if hasattr(child, "_fields"):
+            yield child
+        yield from _named_tuples(child)
 
 
-def read(place: Path, step: int) -> Checkpoint:
+def read(directory: Path, step: int) -> Checkpoint:
     """Verify the checkpoint of `step` in a directory of any name, and return it. Reads all of its bytes.
 
     Raises BadCheckpointError.
     """
     try:
-        marker = read_file(place / MARKER, _MARKER_BYTES)
+        marker = read_file(directory / MARKER, _MARKER_BYTES)
     except FileNotFoundError:
         raise BadCheckpointError(f"{MARKER} is missing: the write was never completed") from None
     except OSError as error:
         raise BadCheckpointError(f"{MARKER} cannot be read: {error.strerror}") from None
     meta, listed = parse_marker(marker, step)
     for name, (size, sha256) in listed.items():
-        _verify(place / name, size, sha256)
-    return Checkpoint(step, meta, place, listed)
+        _verify(directory / name, size, sha256)
+    return Checkpoint(step, meta, directory, listed)
 
 
 def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
@@ -247,11 +247,11 @@ def prune(directory: Path, keep: int) -> None:
     for step in steps_on_disk(directory)[:-keep]:
         if step == best:
             continue
-        place = step_directory(directory, step)
+        checkpoint = step_directory(directory, step)
         # Delete the marker first, so that a half-deleted directory does not look like a checkpoint.
         with suppress(OSError):
-            (place / MARKER).unlink()
-            shutil.rmtree(place)
+            (checkpoint / MARKER).unlink()
+            shutil.rmtree(checkpoint)
 
 
 def remove_leftovers(directory: Path, writer: str = "") -> None:
@@ -260,12 +260,12 @@ def remove_leftovers(directory: Path, writer: str = "") -> None:
     With `writer`: delete this writer's directory, even while it goes on writing; its write then fails.
     """
     pattern = f".tmp-step-*-{glob.escape(writer)}" if writer else ".tmp-step-*"
-    for place in directory.glob(pattern):
+    for leftover in directory.glob(pattern):
         if writer:
             # Rename it first, so that the writer adds no more files while these are deleted.
             with suppress(OSError):
-                place = place.rename(f"{place}.gone")
-        shutil.rmtree(place, ignore_errors=True)
+                leftover = leftover.rename(f"{leftover}.gone")
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def copy_tensors(tree: Any) -> Any:

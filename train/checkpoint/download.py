@@ -13,7 +13,7 @@ from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
-from train.checkpoint.store.places import Store, StoreError, why
+from train.checkpoint.store.places import Store, StoreError, describe_error
 from train.checkpoint.store.retries import with_retries
 from train.run.layout import MARKER, step_directory
 
@@ -40,21 +40,21 @@ def contents(store: Store) -> Contents:
 
 
 def bring_newest(
-    store: Store, there: Contents, directory: Path, attempt: str, may_tidy: Callable[[], None]
+    store: Store, stored: Contents, directory: Path, attempt: str, may_tidy: Callable[[], None]
 ) -> tuple[int, set[int]]:
     """Download the newest whole checkpoint to `directory`, unless the newest one there is at least as new.
 
     Returns the step of the newest checkpoint now in `directory`, or 0, and the steps in the store that are not whole.
     Raises TrainError when the download fails, and any error of `may_tidy`.
     """
-    here = disk.newest_valid(directory, lambda step, why: None)
-    newest_here, bad = here.step if here is not None else 0, set[int]()
-    for step in sorted(there, reverse=True):
+    local = disk.newest_valid(directory, lambda step, why: None)
+    newest_here, bad = local.step if local is not None else 0, set[int]()
+    for step in sorted(stored, reverse=True):
         if step <= newest_here:
             break
         temporary = directory / f".tmp-step-{step:09d}-{attempt}-store"
         try:
-            files, marker = _marker(store, step, there[step])
+            files, marker = _read_marker(store, step, stored[step])
             _check_space(store, step, sum(size for size, _ in files.values()), directory)
             may_tidy()
             shutil.rmtree(temporary, ignore_errors=True)
@@ -70,7 +70,7 @@ def bring_newest(
             say(f"the checkpoint of step {step} in {store.name} is not whole: {error}")
         except OSError as error:
             raise TrainError(
-                f"the checkpoint of step {step} cannot be brought from {store.name} to {directory}: {why(error)}"
+                f"the checkpoint of step {step} cannot be brought from {store.name} to {directory}: {describe_error(error)}"
             ) from None
         else:
             say(f"the checkpoint of step {step} comes from {store.name}")
@@ -80,11 +80,11 @@ def bring_newest(
     return newest_here, bad
 
 
-def _marker(
-    store: Store, step: int, there: dict[str, int]
+def _read_marker(
+    store: Store, step: int, stored: dict[str, int]
 ) -> tuple[dict[str, tuple[int, str]], bytes]:
     """Return the files that the marker lists, and the marker itself. Raises BadCheckpointError if one is missing."""
-    if MARKER not in there:
+    if MARKER not in stored:
         raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
     try:
         marker = with_retries(store.name, lambda: store.read(f"{object_name(step)}/{MARKER}"))
@@ -92,10 +92,12 @@ def _marker(
         raise BadCheckpointError(f"{MARKER} is listed and not there") from None
     _, files = parse_marker(marker, step)
     for name, (size, _) in files.items():
-        if name not in there:
+        if name not in stored:
             raise BadCheckpointError(f"{name} is missing")
-        if there[name] != size:
-            raise BadCheckpointError(f"{name} has {there[name]} bytes instead of {size}: truncated")
+        if stored[name] != size:
+            raise BadCheckpointError(
+                f"{name} has {stored[name]} bytes instead of {size}: truncated"
+            )
     return files, marker
 
 

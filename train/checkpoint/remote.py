@@ -24,8 +24,14 @@ from train.base.scheduler import VARIABLE, Scheduled
 from train.checkpoint.download import Contents, bring_newest, contents, object_name
 from train.checkpoint.segments import Segments
 from train.checkpoint.store.owner import MANIFEST, Owner, Ownership
-from train.checkpoint.store.places import Store, StoreError, is_on_disk_of, open_store, why
-from train.checkpoint.store.retries import Answering, HangsError, Line, with_retries
+from train.checkpoint.store.places import (
+    Store,
+    StoreError,
+    describe_error,
+    is_on_disk_of,
+    open_store,
+)
+from train.checkpoint.store.retries import BoundedStore, HangsError, StoreCalls, with_retries
 from train.checkpoint.store.stop import STOP
 from train.run import provenance
 from train.run.bundle import ARCHIVES
@@ -36,7 +42,7 @@ from train.run.status import Status
 
 # Keep at least two checkpoints. Some mounts upload in the background, so the newest may be missing although its write
 # has returned.
-_LEAST = 2
+_MIN_KEPT = 2
 # The file with the number of the store's owner that the last start here was (Owner.turn). The first supervisor of a
 # start removes it, so only processes that were restarted in place find it.
 TURN = "store-turn"
@@ -46,9 +52,9 @@ _COUNTS_NOTHING = "sky"
 
 
 def open_remote(
-    place: str, directory: Path, keep: int, fence: Fence, job: str
+    store_url: str, directory: Path, keep: int, fence: Fence, job: str
 ) -> RemoteCheckpoints:
-    """Take the store at `place` for this start of the job, and return it.
+    """Take the store at `store_url` for this start of the job, and return it.
 
     Raises TrainError when the store cannot be used, or belongs to another job that is alive, or to a later start of
     this job.
@@ -56,29 +62,29 @@ def open_remote(
     scheduled = Scheduled.parse(os.environ.get(VARIABLE, ""))
     counted = scheduled is None or scheduled.scheduler != _COUNTS_NOTHING
     home = f"{processes.machine()} {directory}"
-    me = Owner(
+    owner = Owner(
         job=scheduled.job if scheduled else job,
         attempt=fence.attempt,
         host=socket.gethostname(),
         restarts=scheduled.restarts if scheduled and counted else 0,
         home=home,
     )
-    remote, line = None, Line(place)
+    remote, calls = None, StoreCalls(store_url)
     try:
-        store: Store = line.run("opening it", 0, lambda: open_store(place))
-        remote = RemoteCheckpoints(store, directory, keep, me, remembers=not counted)
-        remote.take()
+        store: Store = calls.run("opening it", 0, lambda: open_store(store_url))
+        remote = RemoteCheckpoints(store, directory, keep, owner, remembers=not counted)
+        remote.take_ownership()
     except FencedOffError as error:
         raise TrainError(str(error)) from None
     except OSError as error:
-        reason = f"the checkpoint store {place} cannot be used: {why(error)}"
+        reason = f"the checkpoint store {store_url} cannot be used: {describe_error(error)}"
         if remote is not None:
             remote.give_up(reason)
-            remote.part()
+            remote.stop_renewing()
         raise TrainError(reason) from None
-    if line.run("a look at its disk", 0, lambda: is_on_disk_of(store, directory)):
+    if calls.run("a look at its disk", 0, lambda: is_on_disk_of(store, directory)):
         say(
-            f"{place} is on the same disk as {directory}: what is lost with this machine is lost there, too"
+            f"{store_url} is on the same disk as {directory}: what is lost with this machine is lost there, too"
         )
     return remote
 
@@ -87,19 +93,20 @@ class RemoteCheckpoints:
     """The store of a training, as its rank 0 uses it."""
 
     def __init__(
-        self, store: Store, directory: Path, keep: int, me: Owner, remembers: bool = False
+        self, store: Store, directory: Path, keep: int, identity: Owner, remembers: bool = False
     ) -> None:
         """`remembers`: keep the number of this owner in a file, because the job's starts are not counted across
         machines."""
-        self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
-        self._turn = directory / TURN if remembers else None
-        self.owner = Ownership(store, me)
+        self._store, self._directory = BoundedStore(store), directory
+        self._keep, self._identity = keep, identity
+        self._turn_file = directory / TURN if remembers else None
+        self.owner = Ownership(store, identity)
         self._contents: Contents = {}
         self._bad = set[int]()  # steps in the store that are not whole
         self._segments: Segments | None = None
         self._rows: list[str] = []
         self._described: Mapping[str, Any] | None = None
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self.committed: int | None = None
         # The manifest of the starts before this one, if there is one.
         self.earlier: list[dict[str, Any]] = []
@@ -110,11 +117,11 @@ class RemoteCheckpoints:
         return self._store.name
 
     @property
-    def lost(self) -> FencedOffError | None:
+    def fenced_off(self) -> FencedOffError | None:
         """The error with which this process must end, if another start has taken the store over, else None."""
         return self.owner.lost
 
-    def take(self) -> None:
+    def take_ownership(self) -> None:
         """Become the store's owner. Raises TrainError, FencedOffError, OSError."""
         self.owner.take(self._remembered())
         self._remember()
@@ -128,9 +135,9 @@ class RemoteCheckpoints:
         try:
             self._contents = with_retries(self.name, lambda: contents(self._store))
         except OSError as error:
-            raise TrainError(f"{self.name} cannot be listed: {why(error)}") from None
+            raise TrainError(f"{self.name} cannot be listed: {describe_error(error)}") from None
         newest, self._bad = bring_newest(
-            self._store, self._contents, self._directory, self._me.attempt, may_tidy
+            self._store, self._contents, self._directory, self._identity.attempt, may_tidy
         )
         if self._bad:
             say(f"using the checkpoint of step {newest}" if newest else "starting over")
@@ -140,14 +147,14 @@ class RemoteCheckpoints:
             self._segments_to(newest).restore()
             self._restore_best()
         except OSError as error:
-            self._complain("metrics.jsonl and best.json cannot be brought back from", error)
+            self._say_problem("metrics.jsonl and best.json cannot be brought back from", error)
         try:
             manifest = with_retries(self.name, lambda: self._store.read(MANIFEST))
             self.earlier = [provenance.parse(manifest)]
         except (FileNotFoundError, ValueError):
             pass  # ValueError: of another version, or never whole
         except OSError as error:
-            self._complain("the starts before this one cannot be read in", error)
+            self._say_problem("the starts before this one cannot be read in", error)
 
     def resume(self, step: int) -> None:
         """Note that the training goes on from `step`. From now on every wait for the store has a limit."""
@@ -167,7 +174,7 @@ class RemoteCheckpoints:
         try:
             self._write_status("running", step)
         except OSError as error:
-            self._complain("the status of this run cannot be written to", error)
+            self._say_problem("the status of this run cannot be written to", error)
         if self.committed is not None:
             self._tidy(step)  # the start before may have died between its commit and this
         elif step and step_directory(self._directory, step).is_dir():
@@ -184,7 +191,7 @@ class RemoteCheckpoints:
             self._keep_bundles()
             self._described = manifest
         except OSError as error:
-            self._complain("manifest.json and the bundle of this run cannot be kept in", error)
+            self._say_problem("manifest.json and the bundle of this run cannot be kept in", error)
 
     def push(self, step: int, may_publish: Callable[[], None]) -> None:
         """Commit the checkpoint of `step`, which is whole here, to the store; then delete old ones.
@@ -196,7 +203,7 @@ class RemoteCheckpoints:
         place, there = step_directory(self._directory, step), object_name(step)
         marker = (place / MARKER).read_bytes()
         sizes = {name: int(file["size"]) for name, file in json.loads(marker)["files"].items()}
-        if not self._is_there(step, marker, sizes):
+        if not self._has_checkpoint(step, marker, sizes):
             if MARKER in self._contents.get(step, {}):
                 self._may_change(may_publish)
                 self._store.delete(f"{there}/{MARKER}")
@@ -229,13 +236,13 @@ class RemoteCheckpoints:
         except FencedOffError as error:
             say(str(error))
         except OSError as error:
-            self._complain("the last words of the job cannot be written to", error, "")
+            self._say_problem("the last words of the job cannot be written to", error, "")
         # Release the store, or the next job has to watch for a while whether this one lives.
         with contextlib.suppress(OSError):
             self.owner.release()
         self.owner.close()
 
-    def part(self) -> None:
+    def stop_renewing(self) -> None:
         """Stop renewing the ownership: another process of this job will take the store."""
         self.owner.close()
 
@@ -250,28 +257,28 @@ class RemoteCheckpoints:
     def explain(self, error: OSError) -> str:
         """Return one line with the store's name and why an upload to it failed."""
         if isinstance(error, HangsError):
-            return f"{self.name} does not answer: {why(error)}"
-        return f"{self.name}: {why(error)}"
+            return f"{self.name} does not answer: {describe_error(error)}"
+        return f"{self.name}: {describe_error(error)}"
 
     def _remembered(self) -> int | None:
         """Return the number of the owner that the last start here was, or None if there is no such file."""
-        if self._turn is not None:
+        if self._turn_file is not None:
             with contextlib.suppress(OSError, ValueError):
-                return int(self._turn.read_text())
+                return int(self._turn_file.read_text())
         return None
 
     def _remember(self) -> None:
-        if self._turn is not None:
+        if self._turn_file is not None:
             with contextlib.suppress(OSError):  # a full disk says so elsewhere
-                replace_file(self._turn, f"{self.owner.turn}\n".encode())
+                replace_file(self._turn_file, f"{self.owner.turn}\n".encode())
 
     def _segments_to(self, step: int) -> Segments:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)
 
-    def _is_there(self, step: int, marker: bytes, sizes: dict[str, int]) -> bool:
+    def _has_checkpoint(self, step: int, marker: bytes, sizes: dict[str, int]) -> bool:
         """Return whether the store has this checkpoint already, with the same marker."""
-        there = self._contents.get(step, {})
-        if step in self._bad or there != {**sizes, MARKER: len(marker)}:
+        stored = self._contents.get(step, {})
+        if step in self._bad or stored != {**sizes, MARKER: len(marker)}:
             return False
         return self._store.read(f"{object_name(step)}/{MARKER}") == marker
 
@@ -282,10 +289,10 @@ class RemoteCheckpoints:
     def _check_listed(self, step: int, sizes: dict[str, int]) -> None:
         """List the store and raise StoreError unless it has these files: other machines see only what it lists."""
         self._contents = contents(self._store)
-        there = self._contents.get(step, {})
+        stored = self._contents.get(step, {})
         for name, size in sizes.items():
-            if there.get(name) != size:
-                has = "not there" if name not in there else f"{there[name]} bytes instead of {size}"
+            if stored.get(name) != size:
+                has = f"{stored[name]} bytes instead of {size}" if name in stored else "not there"
                 raise StoreError(f"{name} was written, and is {has}: {self.name} has lost it")
 
     def _tidy(self, step: int) -> None:
@@ -297,13 +304,13 @@ class RemoteCheckpoints:
             self._write_best()
             self._prune()
         except OSError as error:
-            self._complain("old checkpoints cannot be deleted in", error)
+            self._say_problem("old checkpoints cannot be deleted in", error)
 
     def _prune(self) -> None:
         """Delete all but the newest whole checkpoints and the best one, also the older ones that are not whole."""
-        whole = sorted(s for s, there in self._contents.items() if MARKER in there)
+        whole = sorted(s for s, files in self._contents.items() if MARKER in files)
         whole = [step for step in whole if step not in self._bad]
-        kept = whole[-max(self._keep, _LEAST) :]
+        kept = whole[-max(self._keep, _MIN_KEPT) :]
         for step in sorted(self._contents):
             if step in kept or step == self._best or step > whole[-1]:
                 continue
@@ -331,14 +338,14 @@ class RemoteCheckpoints:
             replace_file(self._directory / BEST, content)
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        text = json.dumps({**manifest, "job": self._me.job}, indent=1, sort_keys=True) + "\n"
+        text = json.dumps({**manifest, "job": self._identity.job}, indent=1, sort_keys=True) + "\n"
         self._store.write(MANIFEST, text.encode())
         self.owner.wrote_manifest(text.encode())
 
     def _keep_bundles(self) -> None:
-        there = self._store.list(f"{ARCHIVES}/")
+        stored = self._store.list(f"{ARCHIVES}/")
         for path in sorted((self._directory / ARCHIVES).glob("*.tar.gz")):
-            if f"{ARCHIVES}/{path.name}" not in there:
+            if f"{ARCHIVES}/{path.name}" not in stored:
                 self.owner.check()
                 self._store.put(f"{ARCHIVES}/{path.name}", path)
 
@@ -347,17 +354,19 @@ class RemoteCheckpoints:
             if self._segments is not None:
                 self._segments.upload(step)
         except OSError as error:
-            self._complain("rows of metrics.jsonl cannot be written to", error)
+            self._say_problem("rows of metrics.jsonl cannot be written to", error)
 
     def _write_status(self, word: str, step: int, reason: str = "") -> None:
-        line = Status(word, self._me.attempt, step, reason).line
+        line = Status(word, self._identity.attempt, step, reason).line
         self._store.write("status", line.encode())
 
     def _write_progress(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._store.write(PROGRESS, (self._directory / PROGRESS).read_bytes())
 
-    def _complain(self, what: str, error: OSError, then: str = "; the checkpoints go on") -> None:
-        if what not in self._said:
-            self._said.add(what)
-            say(f"{what} {self.name}: {why(error)}{then}")
+    def _say_problem(
+        self, problem: str, error: OSError, consequence: str = "; the checkpoints go on"
+    ) -> None:
+        if problem not in self._printed:
+            self._printed.add(problem)
+            say(f"{problem} {self.name}: {describe_error(error)}{consequence}")

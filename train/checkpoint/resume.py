@@ -39,7 +39,7 @@ class LostOnTheWayError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Found:
+class NewestCheckpoint:
     """The newest checkpoint, and the rank of the process that found it on its host's disk.
 
     `earlier`: the start that wrote it, in the form of a manifest, on rank 0 alone.
@@ -50,12 +50,12 @@ class Found:
     earlier: tuple[Mapping[str, Any], ...] = ()
 
 
-def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
+def restore(state: State, checkpoint: Checkpoint | SentCheckpoint) -> None:
     """Load a checkpoint's content into the state. Raises TrainError when it does not fit."""
     try:
-        state.model.load_state_dict(found.load("model.pt"))
-        parts = found.load("optimizer.pt")
-        states = parts["optimizer"]
+        state.model.load_state_dict(checkpoint.load("model.pt"))
+        content = checkpoint.load("optimizer.pt")
+        states = content["optimizer"]
         states = states if isinstance(states, list) else [states]
         if len(states) != len(state.optimizers):
             raise ValueError(
@@ -66,53 +66,58 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
                 if "fused" in own:  # not a part of the state: --accept-changes may have changed it
                     group["fused"] = own["fused"]
             optimizer.load_state_dict(saved)
-        state.scaler.load_state_dict(parts["scaler"])
-        if "selection" in parts:
-            state.selection.load_state_dict(parts["selection"])
+        state.scaler.load_state_dict(content["scaler"])
+        if "selection" in content:
+            state.selection.load_state_dict(content["selection"])
     except LostOnTheWayError:
         raise
     except OSError as error:
         raise TrainError(
-            f"the checkpoint of step {found.step} cannot be read any more: {error.strerror}"
+            f"the checkpoint of step {checkpoint.step} cannot be read any more: {error.strerror}"
         ) from None
     except (
         AttributeError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
     ) as error:  # fmt: skip
         raise TrainError(
-            f"the checkpoint of step {found.step} does not fit this model or optimizer: {error}; "
+            f"the checkpoint of step {checkpoint.step} does not fit this model or optimizer: {error}; "
             "use the code it was written with, or another checkpoint.dir to start over"
         ) from None
-    state.step = found.step
+    state.step = checkpoint.step
 
 
-def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found | None:
+def find_newest(
+    directory: Path, world: World, may_tidy: Callable[[], None]
+) -> NewestCheckpoint | None:
     """Return the newest valid checkpoint of all hosts, on every rank, or None.
 
     One process of each host looks at its own disk, so this works with and without a shared file
     system. Bad checkpoints are reported and set aside. `may_tidy` raises when this attempt no longer
     holds the directory.
     """
-    mine: Checkpoint | None = None
-    if world.place.local_rank == 0:
-        mine = _look(directory, world.rank, may_tidy)
+    own_checkpoint: Checkpoint | None = None
+    if world.rank_info.local_rank == 0:
+        own_checkpoint = _newest_on_disk(directory, world.rank, may_tidy)
         if world.store.add("resume/looked", 1) == len(world.layout):
             world.store.set("resume/all", "looked")
     # Wait in the store, because a collective would give up while a host still reads a large checkpoint.
     world.wait_for("resume/all", LOOK_S)
-    all_found = world.all_gather((mine.step, _short(mine.meta), mine.files) if mine else None)
-    holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
-    if all_found[holder] is None:
+    summary: tuple[int, Any, Any] | None = None
+    if own_checkpoint is not None:
+        summary = own_checkpoint.step, _short(own_checkpoint.meta), own_checkpoint.files
+    rank_checkpoints = world.all_gather(summary)
+    holder = max(range(world.size), key=lambda rank: (_step(rank_checkpoints[rank]), -rank))
+    if rank_checkpoints[holder] is None:
         return None
-    step, meta, files = all_found[holder]
+    step, meta, files = rank_checkpoints[holder]
     lacking = [
         host for host in world.layout
-        if (own := all_found[host[0]]) is None or (own[0], own[2]) != (step, files)
+        if (own := rank_checkpoints[host[0]]) is None or (own[0], own[2]) != (step, files)
     ]  # fmt: skip
-    here = Checkpoint(step, meta, step_directory(directory, step), files)
-    source = SentCheckpoint(here, world, holder, lacking) if lacking else here
-    about = mine.meta if mine is not None and world.rank == holder else {}
-    text = world.to_first(holder, "resume/start", json.dumps(about))
-    return Found(source, holder, _written_by(json.loads(text or "{}")))
+    local = Checkpoint(step, meta, step_directory(directory, step), files)
+    source = SentCheckpoint(local, world, holder, lacking) if lacking else local
+    marker = own_checkpoint.meta if own_checkpoint is not None and world.rank == holder else {}
+    text = world.to_first(holder, "resume/start", json.dumps(marker))
+    return NewestCheckpoint(source, holder, _written_by(json.loads(text or "{}")))
 
 
 def _short(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,18 +132,18 @@ def _written_by(meta: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return ({"starts": [start], "environments": environments},)
 
 
-def _step(found: tuple[int, Any, Any] | None) -> int:
-    return -1 if found is None else found[0]
+def _step(summary: tuple[int, Any, Any] | None) -> int:
+    return -1 if summary is None else summary[0]
 
 
-def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoint | None:
+def _newest_on_disk(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoint | None:
     bad: list[int] = []
 
-    def reject(step: int, why: str) -> None:
+    def reject(step: int, reason: str) -> None:
         bad.append(step)
-        say(f"checkpoint {step_directory(directory, step)} is not valid: {why}", rank)
+        say(f"checkpoint {step_directory(directory, step)} is not valid: {reason}", rank)
 
-    found = disk.newest_valid(directory, reject)
+    newest = disk.newest_valid(directory, reject)
     for step in bad:
         may_tidy()
         try:
@@ -147,19 +152,19 @@ def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoin
             continue  # another node of a shared directory was faster
         say(f"it is set aside as {aside}", rank)
     if bad:
-        say(f"using the checkpoint of step {found.step}" if found else "starting over", rank)
-    return found
+        say(f"using the checkpoint of step {newest.step}" if newest else "starting over", rank)
+    return newest
 
 
 class SentCheckpoint:
-    """A checkpoint that some hosts lack. `here`: the checkpoint on the disk of a host that has it. `lacking`: the
+    """A checkpoint that some hosts lack. `local`: the checkpoint on the disk of a host that has it. `lacking`: the
     ranks of each host without it."""
 
     def __init__(
-        self, here: Checkpoint, world: World, holder: int, lacking: list[tuple[int, ...]]
+        self, local: Checkpoint, world: World, holder: int, lacking: list[tuple[int, ...]]
     ) -> None:
-        self.step, self.meta = here.step, here.meta
-        self._here, self._world, self._holder = here, world, holder
+        self.step, self.meta = local.step, local.meta
+        self._local, self._world, self._holder = local, world, holder
         # gloo broadcasts as a tree: for twice as many hosts, the holder sends once more.
         self._leaders = world.new_group((holder, *(host[0] for host in lacking)), "gloo")
         # The ranks of this rank's host if it lacks the checkpoint, else ().
@@ -170,12 +175,12 @@ class SentCheckpoint:
 
         Raises OSError, TrainError, LostOnTheWayError, and the errors of unpickling.
         """
-        size, sha256 = self._here.files[name]
+        size, sha256 = self._local.files[name]
         received = io.BytesIO(bytes(size if self._host else 0))
         with received.getbuffer() as whole:
             for begin in range(0, size, PIECE_BYTES):
                 end = min(begin + PIECE_BYTES, size)
-                piece = self._read(name, begin, end) if self._sends else whole[begin:end]
+                piece = self._read_piece(name, begin, end) if self._sends else whole[begin:end]
                 try:
                     self._pass_on(piece)
                 except RuntimeError as error:
@@ -184,14 +189,14 @@ class SentCheckpoint:
                 raise TrainError(
                     f"{name} of the checkpoint of step {self.step} changed on its way to this host"
                 )
-        return disk.unpickle(received) if self._host else self._here.load(name)
+        return disk.unpickle(received) if self._host else self._local.load(name)
 
     @property
     def _sends(self) -> bool:
         return self._world.rank == self._holder
 
-    def _read(self, name: str, begin: int, end: int) -> bytearray:
-        with open(self._here.place / name, "rb") as file:
+    def _read_piece(self, name: str, begin: int, end: int) -> bytearray:
+        with open(self._local.directory / name, "rb") as file:
             file.seek(begin)
             return bytearray(file.read(end - begin))
 

@@ -26,25 +26,25 @@ class Segments:
         """`names`: the names of all segments in the store. `resumed`: the step from which the training goes on."""
         self._store, self._file, self._resumed = store, file, resumed
         found = ((int(m[2]), int(m[1])) for m in map(_NAME.fullmatch, names) if m)
-        self._there = sorted(each for each in found if each[0] <= resumed)
-        self._last = max((last for last, _ in self._there), default=0)
+        self._in_store = sorted(segment for segment in found if segment[0] <= resumed)
+        self._last = max((last for last, _ in self._in_store), default=0)
         self._offset: int | None = None  # of the first row that is in no segment
 
     def restore(self) -> None:
         """Add to the file the rows up to the resumed step that it lacks. Raises OSError."""
-        here = self._file.read_bytes() if self._file.exists() else b""
-        newest = max((row["step"] for _, row in _rows(here)), default=-1)
+        content = self._file.read_bytes() if self._file.exists() else b""
+        newest = max((row["step"] for _, row in _rows(content)), default=-1)
         if newest >= self._resumed:
             return
         lacking = b"".join(
             line
-            for last, first in self._there
+            for last, first in self._in_store
             for line, row in _rows(self._store.read(_name(first, last)))
             if newest < row["step"] <= self._resumed  # later steps are done again
         )
         if lacking:
-            torn = b"\n" if here and not here.endswith(b"\n") else b""
-            replace_file(self._file, here + torn + lacking)
+            line_end = b"\n" if content and not content.endswith(b"\n") else b""
+            replace_file(self._file, content + line_end + lacking)
 
     def upload(self, step: int) -> None:
         """Write the rows since the last segment, up to the checkpoint of this step. Raises OSError."""

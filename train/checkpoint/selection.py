@@ -70,10 +70,10 @@ class Selection:
         self.best, self.best_step = value, step
         return True
 
-    def _improves(self, value: float, on: float | None, by: float) -> bool:
-        if on is None:
+    def _improves(self, value: float, reference: float | None, margin: float) -> bool:
+        if reference is None:
             return value == value  # any number is an improvement on no value, NaN is not
-        return value > on + by if self.mode == "max" else value < on - by
+        return value > reference + margin if self.mode == "max" else value < reference - margin
 
     @property
     def verdict(self) -> str:

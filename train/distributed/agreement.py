@@ -19,7 +19,7 @@ from typing import Any
 from train.base.console import say
 from train.base.errors import ToldError, TrainError, start_command
 from train.base.scheduler import VARIABLE
-from train.base.words import some
+from train.base.words import first_few
 from train.distributed import bits
 from train.distributed.process_group import World
 from train.run import lock
@@ -101,7 +101,7 @@ class Assembly:
             span = f"{first}-{last}" if last > first else f"{first}"
             parts.append(f"{self.members[ranks[0]].host}: {len(ranks)}, {span}")
         parts[0] = parts[0].replace(", ", ", micro-batches ", 1)
-        listed = some(parts, between="; ")
+        listed = first_few(parts, separator="; ")
         return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
 
     def hosts(self) -> dict[str, dict[str, Any]]:
@@ -113,19 +113,19 @@ class Assembly:
             for ranks, first in zip(self.layout, self.firsts, strict=True)
         }  # fmt: skip
 
-    def gather_environments(self, world: World, mine: dict[str, Any]) -> dict[str, Any]:
+    def gather_environments(self, world: World, own_environment: dict[str, Any]) -> dict[str, Any]:
         """Return the hosts' environments, by their hash, on rank 0. One host of each kind sends its own.
 
-        `mine`: the environment of this host.
+        `own_environment`: the environment of this host.
         """
-        found = {self.members[0].environment: mine} if world.rank == 0 else {}
+        environments = {self.members[0].environment: own_environment} if world.rank == 0 else {}
         senders = {self.members[r[0]].environment: r[0] for r in reversed(self.layout)}
         senders.pop(self.members[0].environment)
         for name, rank in senders.items():
-            text = world.to_first(rank, f"environment/{name}", json.dumps(mine))
+            text = world.to_first(rank, f"environment/{name}", json.dumps(own_environment))
             if text:
-                found[name] = json.loads(text)
-        return found
+                environments[name] = json.loads(text)
+        return environments
 
     def rank_names(self) -> list[str]:
         """Return a name of each rank for people: `rank 1 on laptop` if there are several hosts, else `rank 1`."""
@@ -147,7 +147,7 @@ class Assembly:
             for first in self.firsts:
                 holders.setdefault(repr(first.facts.get(name)), []).append(first.host)
             if len(holders) > 1:
-                each = (f"{value} on {some(names)}" for value, names in holders.items())
+                each = (f"{value} on {first_few(names)}" for value, names in holders.items())
                 found.append(f"{name}: {', '.join(each)}")
         return found
 
@@ -164,11 +164,13 @@ class Assembly:
         first, *others = self.firsts
         odd: dict[tuple[str, ...], list[str]] = {}
         for other in others:
-            operations = bits.changed(first.facts.get("bits", {}), other.facts.get("bits", {}))
+            operations = bits.differing_operations(
+                first.facts.get("bits", {}), other.facts.get("bits", {})
+            )
             odd.setdefault(tuple(operations), []).append(other.host)
         odd.pop((), None)
         return [
-            f"other bits on {some(hosts)} than on {first.host} in {bits.described(operations)}"
+            f"other bits on {first_few(hosts)} than on {first.host} in {bits.describe(operations)}"
             for operations, hosts in odd.items()
         ]
 
@@ -186,7 +188,7 @@ def assemble(
     me = Member(weight, world.device.type, facts, socket.gethostname(), nic, environment)
     if node is not None:
         # One process of each node looks at its disk.
-        steps = steps_on_disk(directory) if world.place.local_rank == 0 else []
+        steps = steps_on_disk(directory) if world.rank_info.local_rank == 0 else []
         step = max(steps, default=0)
         me = replace(me, host=node.name, attempt=node.attempt, launch=node.launch(), step=step)
     assembly = Assembly(world.all_gather(me), world.layout)
@@ -228,11 +230,11 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
     return fence
 
 
-def agree(world: World, name: str, why: str, timeout_s: float) -> None:
-    """Wait for rank 0's `why`, the reason not to go on, and raise TrainError on every rank unless it is ""."""
-    why = world.broadcast(name, why, timeout_s)
-    if why:
-        raise TrainError(why) if world.rank == 0 else ToldError(why)
+def agree(world: World, name: str, refusal: str, timeout_s: float) -> None:
+    """Wait for rank 0's `refusal`, the reason not to go on, and raise TrainError on every rank unless it is ""."""
+    refusal = world.broadcast(name, refusal, timeout_s)
+    if refusal:
+        raise TrainError(refusal) if world.rank == 0 else ToldError(refusal)
 
 
 def introduce(assembly: Assembly, backend: str, shares: Sequence[range], determinism: str) -> None:

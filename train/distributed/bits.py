@@ -43,38 +43,39 @@ def probe(device: torch.device, determinism: str = "default") -> Mapping[str, st
     return {name: _digest(tensor) for name, tensor in results.items()}
 
 
-def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differing_operations(reference: Mapping[str, str], results: Mapping[str, str]) -> list[str]:
     """Return the operations that are in both and gave different bits."""
-    return [name for name in was if name in now and was[name] != now[name]]
+    return [name for name in reference if name in results and reference[name] != results[name]]
 
 
-def described(operations: Sequence[str]) -> str:
+def describe(operations: Sequence[str]) -> str:
     """Return the operations that gave other bits, as text, with the usual cause."""
-    known = dict.fromkeys(_CAUSES[name] for name in operations if name in _CAUSES)
-    cause = f" (usual cause: {' and '.join(known)})" if known else ""
+    causes = dict.fromkeys(_CAUSES[name] for name in operations if name in _CAUSES)
+    cause = f" (usual cause: {' and '.join(causes)})" if causes else ""
     return ", ".join(operations) + cause
 
 
 def _compute(device: torch.device) -> dict[str, torch.Tensor]:
-    rows = _values(1, 128, 256).to(device)
-    image, kernel = _values(2, 4, 8, 20, 20).to(device), _values(3, 16, 8, 3, 3).to(device)
-    parameter, gradient = _values(4, 4099).to(device), _values(5, 4099).to(device)
+    rows = _pseudo_random(1, 128, 256).to(device)
+    image = _pseudo_random(2, 4, 8, 20, 20).to(device)
+    kernel = _pseudo_random(3, 16, 8, 3, 3).to(device)
+    parameter, gradient = _pseudo_random(4, 4099).to(device), _pseudo_random(5, 4099).to(device)
     mean, square = gradient * 0.1, (gradient * gradient).mul_(0.001)
     random = torch.Generator(device=device).manual_seed(1)
     return {
-        "gemm": rows @ _values(6, 256, 192).to(device),
+        "gemm": rows @ _pseudo_random(6, 256, 192).to(device),
         "convolution": functional.conv2d(image, kernel, padding=1),
         "softmax": torch.softmax(rows * 8, dim=1),
         "layer_norm": functional.layer_norm(rows, (256,)),
         "gelu": functional.gelu(rows),
-        "sum": _values(7, 100_003).to(device).sum(),
+        "sum": _pseudo_random(7, 100_003).to(device).sum(),
         "adamw": parameter.mul(1 - 1e-5).addcdiv(mean, square.sqrt().add_(1e-8), value=-1e-3),
         "randn": torch.randn(4099, generator=random, device=device),
     }
 
 
 def _fused_adamw(device: torch.device) -> torch.Tensor:
-    parameter, gradient = _values(4, 4099).to(device), _values(5, 4099).to(device)
+    parameter, gradient = _pseudo_random(4, 4099).to(device), _pseudo_random(5, 4099).to(device)
     mean, square, step = gradient * 0.1, gradient * gradient, torch.ones((), device=device)
     torch._fused_adamw_(
         [parameter], [gradient], [mean], [square], [], [step],
@@ -83,7 +84,7 @@ def _fused_adamw(device: torch.device) -> torch.Tensor:
     return parameter
 
 
-def _values(salt: int, *shape: int) -> torch.Tensor:
+def _pseudo_random(salt: int, *shape: int) -> torch.Tensor:
     """Return numbers in [-0.5, 0.5) that are the same on every machine: integers, and one exact division."""
     count = torch.Size(shape).numel()
     mixed = torch.arange(count, dtype=torch.int64).mul_(2654435761).add_(salt * 40503) % 2**32

@@ -28,7 +28,7 @@ WORD_S = 1.5
 _WRITE_S = 60.0
 _FINAL, _CRASH = "final", "crash"
 # Two words at most: the first one of any process, and after a crash the first final one.
-_WORDS = ("failure/first", "failure/final")
+_KEYS = ("failure/first", "failure/final")
 
 
 class FatalErrorBroadcast:
@@ -39,13 +39,13 @@ class FatalErrorBroadcast:
     while none is known.
     """
 
-    def __init__(self, host: str, rank: int, on_heard: Callable[[str], None]) -> None:
-        self._host, self._rank, self._on_heard = host, rank, on_heard
+    def __init__(self, host: str, rank: int, on_failure: Callable[[str], None]) -> None:
+        self._host, self._rank, self._on_failure = host, rank, on_failure
         self._store: Store | None = None
         self._world_size = 1
         self.cause = ""
         self._closed = threading.Event()
-        self._heard_final, self._heard = threading.Event(), threading.Event()
+        self._received_final, self._received = threading.Event(), threading.Event()
         # Called before this process ends for another's reason, to finish what must not be cut off.
         self.before_end: Callable[[], None] = lambda: None
 
@@ -58,21 +58,21 @@ class FatalErrorBroadcast:
         self._world_size = world_size
         threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()
 
-    def tell(self, why: str) -> tuple[str, bool]:
+    def broadcast(self, reason: str) -> tuple[str, bool]:
         """Send the reason to all processes. Returns the first reason of any process, and whether it is this one's."""
-        word = self._word(_FINAL, why)
+        word = self._word(_FINAL, reason)
         self._closed.set()
         if self._store is None:
             return _reason(word), True
         # If the store is gone, so is every process that could have read the reason there.
         with contextlib.suppress(RuntimeError):
-            for key in _WORDS:
-                stands = self._store.compare_set(key, "", word).decode()
-                if _kind(stands) == _FINAL:
-                    return _reason(stands), stands == word
+            for key in _KEYS:
+                first_word = self._store.compare_set(key, "", word).decode()
+                if _kind(first_word) == _FINAL:
+                    return _reason(first_word), first_word == word
         return _reason(word), True
 
-    def tell_crash(self, why: str) -> None:
+    def broadcast_crash(self, cause: str) -> None:
         """Send the cause of a crash to the processes that are about to lose this one.
 
         Does not return if another process has failed for good before, because this process then ends.
@@ -80,7 +80,7 @@ class FatalErrorBroadcast:
         if self._store is None:
             return
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(_WORDS[0], "", self._word(_CRASH, why))
+            self._store.compare_set(_KEYS[0], "", self._word(_CRASH, cause))
             self.wait_for_word()
             self.wait_until_read()
 
@@ -89,7 +89,11 @@ class FatalErrorBroadcast:
 
         Does not return if a process has failed for good, because this process then ends.
         """
-        if self._store is not None and self._heard.wait(within_s) and self._heard_final.is_set():
+        if (
+            self._store is not None
+            and self._received.wait(within_s)
+            and self._received_final.is_set()
+        ):
             # The listening thread has the reason: it writes the status and ends this process.
             time.sleep(_WRITE_S)
 
@@ -99,7 +103,7 @@ class FatalErrorBroadcast:
             return
         deadline = time.monotonic() + LAST_WAIT_S
         with contextlib.suppress(RuntimeError):
-            last = _WORDS[1] if self._store.check([_WORDS[1]]) else _WORDS[0]
+            last = _KEYS[1] if self._store.check([_KEYS[1]]) else _KEYS[0]
             while not self._is_read_by_all(last) and time.monotonic() < deadline:
                 time.sleep(0.05)  # the store has no event for a count
 
@@ -110,25 +114,25 @@ class FatalErrorBroadcast:
     def _listen(self, store: Store) -> None:
         # On a RuntimeError the store is gone: a process in a collective with its host finds out by itself.
         with contextlib.suppress(RuntimeError):
-            for key in _WORDS:
+            for key in _KEYS:
                 word = _wait(store, key)
                 if _kind(word) == _FINAL:
                     break
                 self.cause = _reason(word)
-                self._heard.set()
-                store.add(_read(key), 1)
-            store.add(_read(key), 1)
+                self._received.set()
+                store.add(_read_count_key(key), 1)
+            store.add(_read_count_key(key), 1)
             if not self._closed.is_set():
-                self._heard_final.set()
-                self._heard.set()
-                self._on_heard(_reason(word))
+                self._received_final.set()
+                self._received.set()
+                self._on_failure(_reason(word))
 
     def _is_read_by_all(self, key: str) -> bool:
         assert self._store is not None
-        return self._store.add(_read(key), 0) >= self._world_size
+        return self._store.add(_read_count_key(key), 0) >= self._world_size
 
-    def _word(self, kind: str, why: str) -> str:
-        return f"{kind} {self._rank} {self._host}: {why}"
+    def _word(self, kind: str, reason: str) -> str:
+        return f"{kind} {self._rank} {self._host}: {reason}"
 
 
 def _wait(store: Store, key: str) -> str:
@@ -141,7 +145,7 @@ def _wait(store: Store, key: str) -> str:
             return store.get(key).decode()
 
 
-def _read(key: str) -> str:
+def _read_count_key(key: str) -> str:
     """Return the key of the counter of processes that have read the word."""
     return f"{key}/read"
 

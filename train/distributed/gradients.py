@@ -70,8 +70,8 @@ class TreeGradients:
         clock: StepClock,
     ) -> None:
         self.weight = 1.0 / config.micro_batches
-        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        self._parameters = [p for _, p in self._named]
+        self._named_parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in self._named_parameters]
         _refuse_sparse(model)
         self._zeros = config.find_unused_parameters
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
@@ -85,7 +85,7 @@ class TreeGradients:
         self._sums.reset()
         self._clear()
 
-    def keep(self) -> None:
+    def add_micro_batch(self) -> None:
         """After the backward pass of a micro-batch that is not the last."""
         gradients: list[torch.Tensor | None] = []
         memory: set[int] = set()
@@ -102,7 +102,7 @@ class TreeGradients:
 
     def missing(self) -> list[str]:
         """After the last backward pass, return the parameters without a gradient, which DDP did not reduce."""
-        return [name for name, p in self._named if p.grad is None]
+        return [name for name, p in self._named_parameters if p.grad is None]
 
     def _clear(self) -> None:
         for p in self._parameters:
@@ -168,7 +168,7 @@ class AllReduceGradients:
         _register_hook(self.ddp, config.comm_hook, world.backend)
         if config.comm_hook == "powersgd" and world.rank == 0:
             say(NOT_EXACT)
-        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._named_parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._tolerant = config.find_unused_parameters
         self._arrived: set[int] = set()
 
@@ -176,21 +176,21 @@ class AllReduceGradients:
             self._arrived.add(id(p))
             clock.ready()  # the last one's call stays
 
-        for _, p in self._named:
+        for _, p in self._named_parameters:
             p.register_post_accumulate_grad_hook(arrived)
 
     def begin(self) -> None:
         self.ddp.zero_grad(set_to_none=True)
         self._arrived.clear()
 
-    def keep(self) -> None:
+    def add_micro_batch(self) -> None:
         """DDP accumulates by itself inside no_sync()."""
         self._arrived.clear()
 
     def missing(self) -> list[str]:
         if self._tolerant:
             return []
-        return [name for name, p in self._named if id(p) not in self._arrived]
+        return [name for name, p in self._named_parameters if id(p) not in self._arrived]
 
     def close(self) -> None:
         """Nothing is held."""

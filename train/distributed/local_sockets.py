@@ -56,66 +56,68 @@ class LocalSockets:
         Raises RuntimeError when a peer is gone.
         """
         data = bytearray(numbers.numel() * 8)
-        mine = torch.frombuffer(data, dtype=torch.float64).copy_(numbers)
+        own_numbers = torch.frombuffer(data, dtype=torch.float64).copy_(numbers)
         for rank, peer in self._peers.items():
             try:
                 peer.sendall(data)
             except OSError as error:
-                raise _lost(rank, error) from error
-        message = Message(self, mine, sizes)
+                raise _connection_error(rank, error) from error
+        message = Message(self, own_numbers, sizes)
         self._due.append(message)
         return message
 
     def receive(self) -> None:
         """Complete the oldest message that is under way."""
         message = self._due.popleft()
-        message.parts = [
-            message.mine if rank == self._rank else self._read(rank, size)
+        message.rank_numbers = [
+            message.own_numbers if rank == self._rank else self._receive_from(rank, size)
             for rank, size in enumerate(message.sizes)
         ]
 
-    def _read(self, rank: int, size: int) -> torch.Tensor:
+    def _receive_from(self, rank: int, size: int) -> torch.Tensor:
         data = bytearray(size * 8)
-        rest = memoryview(data)
-        while rest:
+        unfilled = memoryview(data)
+        while unfilled:
             try:
-                count = self._peers[rank].recv_into(rest)
+                count = self._peers[rank].recv_into(unfilled)
             except OSError as error:
-                raise _lost(rank, error) from error
+                raise _connection_error(rank, error) from error
             if count == 0:
                 raise PeerGoneError(f"the connection to rank {rank} was closed")
-            rest = rest[count:]
+            unfilled = unfilled[count:]
         return torch.frombuffer(data, dtype=torch.float64)
 
 
 class Message:
-    """One message of each rank; `parts` has them once `wait` has returned."""
+    """One message of each rank; `rank_numbers` has them once `wait` has returned."""
 
-    def __init__(self, sockets: LocalSockets, mine: torch.Tensor, sizes: Sequence[int]) -> None:
-        self._sockets, self.mine, self.sizes = sockets, mine, sizes
-        self.parts: list[torch.Tensor] = []
+    def __init__(
+        self, sockets: LocalSockets, own_numbers: torch.Tensor, sizes: Sequence[int]
+    ) -> None:
+        self._sockets, self.own_numbers, self.sizes = sockets, own_numbers, sizes
+        self.rank_numbers: list[torch.Tensor] = []
 
     def wait(self) -> list[torch.Tensor]:
         """Return the numbers of each rank, by rank. Raises PeerGoneError, PeerLateError."""
-        while not self.parts:
+        while not self.rank_numbers:
             self._sockets.receive()
-        return self.parts
+        return self.rank_numbers
 
 
 class SocketReducer:
     """The reduction tree for small tensors: every rank receives all partial sums and adds them up."""
 
-    def __init__(self, sockets: LocalSockets, ranges: Sequence[range], otherwise: Reducer) -> None:
-        """`otherwise` reduces tensors that are too large, not on the CPU, or not of doubles."""
-        self._sockets, self._otherwise = sockets, otherwise
+    def __init__(self, sockets: LocalSockets, ranges: Sequence[range], fallback: Reducer) -> None:
+        """`fallback` reduces tensors that are too large, not on the CPU, or not of doubles."""
+        self._sockets, self._fallback = sockets, fallback
         leaves = ranges[-1].stop
-        self._stage = tree.stage([tree.owned(r, leaves).nodes for r in ranges], leaves)
+        self._stage = tree.stage([tree.fold_of_rank(r, leaves).nodes for r in ranges], leaves)
 
     def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable:
         """Sum `rows` (this rank's partial sums, flat doubles, in order) over all ranks into `out`."""
         largest = max(self._stage.rows) * out.numel()
         if largest > MOST_NUMBERS or out.device.type != "cpu" or out.dtype != torch.float64:
-            return self._otherwise.reduce(rows, out)
+            return self._fallback.reduce(rows, out)
         message = self._sockets.send(torch.cat(rows), [n * out.numel() for n in self._stage.rows])
         return _Sum(message, self._stage.fold, out)
 
@@ -125,10 +127,10 @@ class _Sum:
         self._message, self._fold, self._out = message, fold, out
 
     def wait(self) -> torch.Tensor:
-        parts = torch.cat(self._message.wait()).view(-1, self._out.numel())
+        partial_sums = torch.cat(self._message.wait()).view(-1, self._out.numel())
         for left, right in self._fold.adds:
-            parts[left].add_(parts[right])
-        return self._out.copy_(parts[self._fold.kept[0]])
+            partial_sums[left].add_(partial_sums[right])
+        return self._out.copy_(partial_sums[self._fold.remaining_rows[0]])
 
 
 def connect(world: World) -> LocalSockets | None:
@@ -194,7 +196,7 @@ def _prepared(peer: socket.socket, world: World) -> socket.socket:
     return peer
 
 
-def _lost(rank: int, error: OSError) -> PeerGoneError | PeerLateError:
+def _connection_error(rank: int, error: OSError) -> PeerGoneError | PeerLateError:
     if isinstance(error, TimeoutError):
         return PeerLateError(f"rank {rank} did not answer in time")
     return PeerGoneError(f"the connection to rank {rank} was lost: {error.strerror}")

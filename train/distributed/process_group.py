@@ -30,11 +30,11 @@ from train.health.phase import WAITING
 
 _LOOK_S = 5.0
 # Objects that hold process groups, kept until the process ends: see leave().
-_LEFT: list[object] = []
+_KEPT_UNTIL_EXIT: list[object] = []
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """This process among the others, from torchrun's environment variables. `launched`: they were there."""
 
     rank: int
@@ -44,7 +44,7 @@ class Place:
     launched: bool
 
     @classmethod
-    def from_environment(cls, env: Mapping[str, str]) -> Place:
+    def from_environment(cls, env: Mapping[str, str]) -> RankInfo:
         """Read torchrun's variables; without any, the world is one process. Raises TrainError if some are missing."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in env and "WORLD_SIZE" not in env:
@@ -66,7 +66,7 @@ class World:
     `control`: a gloo group for decisions and losses, on CPU tensors. `layout`: the ranks of each host.
     """
 
-    place: Place
+    rank_info: RankInfo
     backend: str
     device: torch.device
     control: dist.ProcessGroup
@@ -76,11 +76,11 @@ class World:
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.rank_info.rank
 
     @property
     def size(self) -> int:
-        return self.place.world_size
+        return self.rank_info.world_size
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on every rank."""
@@ -156,30 +156,30 @@ class World:
             raise TrainError(f"{key} {outcome}")
 
 
-def choose_backend(wanted: str) -> str:
+def choose_backend(requested: str) -> str:
     """Return the backend: by default nccl on CUDA and gloo on the CPU. Raises TrainError for nccl without a GPU."""
-    if wanted == "auto":
+    if requested == "auto":
         return "nccl" if torch.cuda.is_available() else "gloo"
-    if wanted == "nccl" and not torch.cuda.is_available():
+    if requested == "nccl" and not torch.cuda.is_available():
         raise TrainError(
             "backend nccl needs CUDA, and this torch sees no CUDA device "
             f"(torch {torch.__version__}); set backend: gloo, or check the GPU driver with nvidia-smi"
         )
-    return wanted
+    return requested
 
 
-def choose_device(backend: str, place: Place) -> torch.device:
+def choose_device(backend: str, rank_info: RankInfo) -> torch.device:
     """Return this process' device: the GPU numbered by its local rank if the host has one for each process, else CPU.
 
     Raises TrainError when the backend is nccl and this host has fewer GPUs than processes.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus >= place.local_world_size:
-        torch.cuda.set_device(place.local_rank)
-        return torch.device("cuda", place.local_rank)
+    if gpus >= rank_info.local_world_size:
+        torch.cuda.set_device(rank_info.local_rank)
+        return torch.device("cuda", rank_info.local_rank)
     if backend == "nccl":
         raise TrainError(
-            f"this host runs {place.local_world_size} processes and has {gpus} GPUs; set "
+            f"this host runs {rank_info.local_world_size} processes and has {gpus} GPUs; set "
             f"procs_per_node to {gpus} or fewer (CUDA_VISIBLE_DEVICES="
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')})"
         )
@@ -187,8 +187,8 @@ def choose_device(backend: str, place: Place) -> torch.device:
 
 
 def join(
-    place: Place,
-    wanted: str,
+    rank_info: RankInfo,
+    requested_backend: str,
     join_timeout: float,
     collective_timeout: float,
     failures: FatalErrorBroadcast | None = None,
@@ -196,22 +196,22 @@ def join(
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
     # Connect the store first, so that a process that cannot go on can tell the processes that wait for it.
     store: Store = HashStore()
-    if place.launched:
+    if rank_info.launched:
         until = timedelta(seconds=join_timeout)
-        store = next(rendezvous("env://", place.rank, place.world_size, timeout=until))[0]
-    if failures is not None and place.launched:
-        failures.listen(store, place.world_size)
-    backend = choose_backend(wanted)
-    if wanted == "auto" and failures is not None:
-        backend = _common_backend(store, place, backend, timedelta(seconds=join_timeout))
-    device = choose_device(backend, place)
+        store = next(rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=until))[0]
+    if failures is not None and rank_info.launched:
+        failures.listen(store, rank_info.world_size)
+    backend = choose_backend(requested_backend)
+    if requested_backend == "auto" and failures is not None:
+        backend = _common_backend(store, rank_info, backend, timedelta(seconds=join_timeout))
+    device = choose_device(backend, rank_info)
     timeout = timedelta(seconds=collective_timeout)
     options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
     dist.init_process_group(
         backend,
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
         timeout=timeout,
         **options,
     )
@@ -219,8 +219,8 @@ def join(
     if backend != "gloo":
         control = dist.new_group(backend="gloo", timeout=timeout)
     assert control is not None
-    layout = _layout(place, control)
-    return World(place, backend, device, control, layout, store, collective_timeout)
+    layout = _layout(rank_info, control)
+    return World(rank_info, backend, device, control, layout, store, collective_timeout)
 
 
 def another_connection(store: Store) -> Store:
@@ -231,46 +231,48 @@ def another_connection(store: Store) -> Store:
     # torch 2.4 has no clone(), and no way to ask a PrefixStore for its prefix. Build the prefix as torchrun does: a
     # new one for each restart, so that no keys of an earlier one are seen.
     inner: Any = store.underlying_store if isinstance(store, PrefixStore) else store
-    again: Store = TCPStore(inner.host, inner.port, is_master=False, timeout=inner.timeout)
+    connection: Store = TCPStore(inner.host, inner.port, is_master=False, timeout=inner.timeout)
     if inner is not store:
-        again = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", again)
-    return again
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        connection = PrefixStore(f"attempt {attempt}", connection)
+    return connection
 
 
-def _common_backend(store: Store, place: Place, mine: str, timeout: timedelta) -> str:
+def _common_backend(store: Store, rank_info: RankInfo, own_backend: str, timeout: timedelta) -> str:
     """Return nccl if every process has chosen nccl, else gloo. The last process to report decides for all."""
-    store.add("backend/nccl", int(mine == "nccl"))
-    if store.add("backend/said", 1) == place.world_size:
+    store.add("backend/nccl", int(own_backend == "nccl"))
+    if store.add("backend/said", 1) == rank_info.world_size:
         with_gpu = store.add("backend/nccl", 0)
-        store.set("backend", "nccl" if with_gpu == place.world_size else "gloo")
+        store.set("backend", "nccl" if with_gpu == rank_info.world_size else "gloo")
     store.wait(["backend"], timeout)
     return store.get("backend").decode()
 
 
-def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
+def _layout(rank_info: RankInfo, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each host: torchrun numbers the ranks of one agent consecutively."""
-    everyone = _gather(place.rank - place.local_rank, place.world_size, control)
+    first_ranks = _gather(rank_info.rank - rank_info.local_rank, rank_info.world_size, control)
     hosts: dict[int, list[int]] = {}
-    for rank, first in enumerate(everyone):
+    for rank, first in enumerate(first_ranks):
         hosts.setdefault(first, []).append(rank)
     return tuple(tuple(ranks) for ranks in hosts.values())
 
 
 def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
     """Do the same as torch's all_gather_object, without numpy: a host with torch need not have numpy."""
-    mine = bytearray(pickle.dumps(value))
+    own_bytes = bytearray(pickle.dumps(value))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
-    most = max(int(length) for length in lengths)
-    mine.extend(bytes(most - len(mine)))  # a pickle marks its own end, so the padding is not read
-    received = [bytearray(most) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(own_bytes)]), group=group)
+    max_length = max(int(length) for length in lengths)
+    # A pickle marks its own end, so the padding is not read.
+    own_bytes.extend(bytes(max_length - len(own_bytes)))
+    received = [bytearray(max_length) for _ in range(size)]
     # The tensors are views of the bytes, so the received data lands in the bytes.
-    views = [torch.frombuffer(each, dtype=torch.uint8) for each in received]
-    dist.all_gather(views, torch.frombuffer(mine, dtype=torch.uint8), group=group)
-    return [pickle.loads(each) for each in received]
+    views = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in received]
+    dist.all_gather(views, torch.frombuffer(own_bytes, dtype=torch.uint8), group=group)
+    return [pickle.loads(buffer) for buffer in received]
 
 
-def leave(world: World, *holders: object) -> None:
+def leave_process_group(world: World, *holders: object) -> None:
     """Leave the process group together, so that no rank closes a connection that a peer still reads.
 
     `holders`: other objects that hold groups of this world. They are never freed, because of a deadlock in torch 2.4.
@@ -279,4 +281,4 @@ def leave(world: World, *holders: object) -> None:
     """
     world.barrier()
     dist.destroy_process_group()
-    _LEFT.extend((world, *holders))
+    _KEPT_UNTIL_EXIT.extend((world, *holders))

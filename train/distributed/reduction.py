@@ -29,11 +29,11 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Level:
-    """A process group that exchanges, this rank's index in it (`me`), and the partial sums that each member brings."""
+    """A process group that exchanges, this rank's index in it, and the partial sums that each member brings."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
-    me: int
+    member_index: int
     stage: tree.Stage
 
     @property
@@ -50,17 +50,17 @@ def plan_stages(
     every host runs the same number of processes, more than one; else a single stage.
     """
     leaves = ranges[-1].stop
-    nodes = [tree.owned(r, leaves).nodes for r in ranges]
+    nodes = [tree.fold_of_rank(r, leaves).nodes for r in ranges]
     per_host = {len(host) for host in layout}
     if len(layout) == 1 or per_host == {1} or len(per_host) > 1:
         everyone = tuple(range(len(ranges)))
         return [(everyone, tree.stage(nodes, leaves))]
     inner = [tree.stage([nodes[r] for r in host], leaves) for host in layout]
-    here = next(i for i, host in enumerate(layout) if rank in host)
-    column = list(layout[here]).index(rank)
+    host_index = next(i for i, host in enumerate(layout) if rank in host)
+    column = list(layout[host_index]).index(rank)
     outer = tree.stage([s.fold.nodes for s in inner], leaves)
     return [
-        (tuple(layout[here]), inner[here]),
+        (tuple(layout[host_index]), inner[host_index]),
         (tuple(host[column] for host in layout), outer),
     ]
 
@@ -68,14 +68,14 @@ def plan_stages(
 def plain_sum_is_the_tree(ranges: Sequence[range]) -> bool:
     """Return whether any all-reduce gives the tree's bits: two ranks with one partial sum each (a + b)."""
     leaves = ranges[-1].stop
-    return len(ranges) == 2 and all(len(tree.owned(r, leaves).nodes) == 1 for r in ranges)
+    return len(ranges) == 2 and all(len(tree.fold_of_rank(r, leaves).nodes) == 1 for r in ranges)
 
 
 class LocalSums:
     """Adds up this rank's micro-batches in tree order, and keeps at most log2 V partial sums."""
 
-    def __init__(self, mine: range, leaves: int) -> None:
-        self._fold = tree.owned(mine, leaves)
+    def __init__(self, own_micro_batches: range, leaves: int) -> None:
+        self._fold = tree.fold_of_rank(own_micro_batches, leaves)
         self._rows: dict[int, list[torch.Tensor | None]] = {}
         self._next = 0
 
@@ -194,7 +194,7 @@ class TreeReducer:
         level = self._levels[depth]
         bounds = [out.numel() * i // level.size for i in range(level.size + 1)]
         chunks = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-        mine = out[chunks[level.me]]
+        mine = out[chunks[level.member_index]]
         received = self._buffer(f"received {depth}", sum(level.stage.rows) * mine.numel(), out)
         dist.all_to_all_single(
             received,
@@ -206,7 +206,7 @@ class TreeReducer:
         parts = received.view(sum(level.stage.rows), mine.numel())
         for left, right in level.stage.fold.adds:
             parts[left].add_(parts[right])
-        kept = [parts[row] for row in level.stage.fold.kept]
+        kept = [parts[row] for row in level.stage.fold.remaining_rows]
         if depth + 1 < len(self._levels):
             self._exchange(kept, mine, depth + 1)
         else:
@@ -235,12 +235,12 @@ def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
     Uses single messages, because gloo's own all-gather takes longer and wants equal parts, so the chunks would have
     to be padded.
     """
-    others = [i for i in range(level.size) if i != level.me]
-    mine = out[chunks[level.me]]
+    others = [i for i in range(level.size) if i != level.member_index]
+    own_chunk = out[chunks[level.member_index]]
     incoming = [dist.P2POp(dist.irecv, out[chunks[i]], level.ranks[i], level.group) for i in others]
-    outgoing = [dist.P2POp(dist.isend, mine, level.ranks[i], level.group) for i in others]
-    wanted = [op for op in (*incoming, *outgoing) if op.tensor.numel()]
-    for work in dist.batch_isend_irecv(wanted) if wanted else ():
+    outgoing = [dist.P2POp(dist.isend, own_chunk, level.ranks[i], level.group) for i in others]
+    operations = [op for op in (*incoming, *outgoing) if op.tensor.numel()]
+    for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
 
 
@@ -301,31 +301,31 @@ def views(flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Tensors:
     Does not use bucket.gradients(): DDP keeps a dense parameter's own memory order in the bucket (channels last,
     transposed), and bucket.gradients() reads it in row-major order.
     """
-    found, start = [], flat.storage_offset()
+    gradients, start = [], flat.storage_offset()
     for p in parameters:
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)
         strides = p.stride() if dense else torch.empty(p.shape, device="meta").stride()
-        found.append(flat.as_strided(p.shape, strides, start))
+        gradients.append(flat.as_strided(p.shape, strides, start))
         start += p.numel()
-    return found
+    return gradients
 
 
 def _as_in_bucket(
-    row: list[torch.Tensor | None], parameters: Sequence[torch.Tensor], like: torch.Tensor
+    row: list[torch.Tensor | None], parameters: Sequence[torch.Tensor], bucket: torch.Tensor
 ) -> torch.Tensor:
-    flat = torch.zeros_like(like)
+    flat = torch.zeros_like(bucket)
     for tensor, view in zip(row, views(flat, parameters), strict=True):
         if tensor is not None:
             view.copy_(tensor)
     return flat
 
 
-def flatten(row: list[torch.Tensor | None], like: Tensors) -> torch.Tensor:
-    """Return one flat tensor from a row of tensors shaped like `like`; None stands for zeros."""
+def flatten(row: list[torch.Tensor | None], shapes: Tensors) -> torch.Tensor:
+    """Return one flat tensor from a row of tensors shaped like `shapes`; None stands for zeros."""
     return torch.cat(
         [
             (torch.zeros_like(shape) if t is None else t).reshape(-1)
-            for t, shape in zip(row, like, strict=True)
+            for t, shape in zip(row, shapes, strict=True)
         ]
     )
 

@@ -22,10 +22,10 @@ class StepResult:
     """The result of a step, the same on all ranks. `loss`: the mean over the step's micro-batches."""
 
     loss: float
-    stop: bool
-    leave: bool
+    stop_requested: bool
+    leave_requested: bool
     changed_buffers: list[float]
-    times: list[list[float]]
+    rank_times: list[list[float]]
     """Each rank's report of train/distributed/timing.py; empty in a step without reports."""
 
 
@@ -33,17 +33,21 @@ class StepExchange:
     """The reduction of one step after another."""
 
     def __init__(
-        self, world: World, mine: range, micro_batches: int, sockets: LocalSockets | None
+        self,
+        world: World,
+        own_micro_batches: range,
+        micro_batches: int,
+        sockets: LocalSockets | None,
     ) -> None:
-        self._world, self._mine, self._count = world, mine, micro_batches
+        self._world, self._own_micro_batches, self._count = world, own_micro_batches, micro_batches
         self._sockets = sockets
         self._losses: torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
-        self._sent: torch.Tensor | None = None
+        self._vector: torch.Tensor | None = None
         self._per_rank = 0
         self._work: dist.Work | Message | None = None
 
-    def take(self, losses: list[torch.Tensor]) -> None:
+    def add_losses(self, losses: list[torch.Tensor]) -> None:
         """Take this rank's losses, before the last backward pass. A GPU copies them while the host goes on."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         self._losses = values.to("cpu", non_blocking=True)
@@ -51,24 +55,26 @@ class StepExchange:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def send(self, stop: bool, leave: bool, changed: list[float], times: list[float]) -> None:
+    def send(self, stop: bool, leave: bool, changed: list[float], own_times: list[float]) -> None:
         """Send the losses, and this rank's wish to stop or to leave, without waiting for the others.
 
         On a GPU, call this after the last backward pass is launched: so the GPU has work while this waits for the
-        copy of the losses. `times`: empty, on all ranks alike, when none are due.
+        copy of the losses. `own_times`: empty, on all ranks alike, when none are due.
         """
         assert self._losses is not None
         if self._copied is not None:
             with WAITING:  # the GPU's queue may hold a collective that waits for other processes
                 self._copied.synchronize()
         slots = [0.0] * self._count
-        slots[self._mine.start : self._mine.stop] = self._losses.tolist()
-        everyone = [0.0] * (len(times) * self._world.size)
-        everyone[self._world.rank * len(times) : (self._world.rank + 1) * len(times)] = times
-        self._per_rank = len(times)
-        numbers = [float(stop), float(leave), *slots, *everyone, *changed]
+        slots[self._own_micro_batches.start : self._own_micro_batches.stop] = self._losses.tolist()
+        time_slots = [0.0] * (len(own_times) * self._world.size)
+        time_slots[self._world.rank * len(own_times) : (self._world.rank + 1) * len(own_times)] = (
+            own_times
+        )
+        self._per_rank = len(own_times)
+        numbers = [float(stop), float(leave), *slots, *time_slots, *changed]
         vector = torch.tensor(numbers, dtype=torch.float64)
-        self._sent = vector
+        self._vector = vector
         if self._sockets is not None and len(vector) <= MOST_NUMBERS:
             self._work = self._sockets.send(vector, [len(vector)] * self._world.size)
         elif self._world.size > 1:
@@ -76,8 +82,8 @@ class StepExchange:
 
     def receive(self) -> StepResult:
         """Wait for all ranks and return the result. Raises RuntimeError when a peer is gone or too late."""
-        assert self._sent is not None
-        total = self._sent
+        assert self._vector is not None
+        total = self._vector
         if isinstance(self._work, Message):
             total = torch.stack(self._work.wait()).sum(dim=0)
         elif self._work is not None:

@@ -19,7 +19,7 @@ SLOW = 0.10
 REPORTS = 3
 
 
-class Times(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds that `steps` steps took: in total, waiting for ranks, waiting for batches."""
 
     steps: int
@@ -27,7 +27,7 @@ class Times(NamedTuple):
     waiting: float
     batches: float
 
-    def since(self, before: Times) -> list[float]:
+    def mean_since(self, before: StepTimes) -> list[float]:
         """Return the mean seconds of a step since `before`, in the order of the fields; zeros if there was no step."""
         steps = max(1, self.steps - before.steps)
         return [(now - was) / steps for now, was in zip(self[1:], before[1:], strict=True)]
@@ -37,18 +37,18 @@ class StepClock:
     """This rank's times in its steps."""
 
     def __init__(self) -> None:
-        self._began = self._ready_at = 0.0
+        self._step_started_at = self._ready_at = 0.0
         self._steps = 0
         self._total = self._waiting = self._batches = 0.0
-        self._reported = self.times()
+        self._reported = self.totals()
 
     def begin(self) -> None:
         """A step begins."""
-        self._began = time.perf_counter()
+        self._step_started_at = time.perf_counter()
 
     def end(self) -> None:
         """The step is over."""
-        self._total += time.perf_counter() - self._began
+        self._total += time.perf_counter() - self._step_started_at
         self._steps += 1
 
     def ready(self) -> None:
@@ -80,12 +80,12 @@ class StepClock:
 
         Zeros before the first step.
         """
-        before, self._reported = self._reported, self.times()
-        return self._reported.since(before)
+        before, self._reported = self._reported, self.totals()
+        return self._reported.mean_since(before)
 
-    def times(self) -> Times:
+    def totals(self) -> StepTimes:
         """Return the times of all steps so far."""
-        return Times(self._steps, self._total, self._waiting, self._batches)
+        return StepTimes(self._steps, self._total, self._waiting, self._batches)
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,23 @@ def remedy(rank: int, shares: Sequence[int]) -> str:
 class SlowRanks:
     """Decides from successive reports which rank to name: one slow report may be chance."""
 
-    named: Slow | None = None
+    slow_rank: Slow | None = None
     """The rank that is slow now, with its mean cost in the newest reports, or None."""
 
     def __init__(self) -> None:
-        self._row: list[Slow] = []
+        self._reports_in_row: list[Slow] = []
 
     def observe(self, step_s: float, waiting: Sequence[float]) -> Slow | None:
-        """Take a report. Returns `named` if it is now another rank than before, else None."""
-        slow, before = slowest(step_s, waiting), self.named
-        if slow is None or (self._row and self._row[-1].rank != slow.rank):
-            self._row.clear()
-        self._row = [*self._row, slow][-REPORTS:] if slow is not None else []
-        self.named = None
-        if len(self._row) == REPORTS:
-            cost = statistics.fmean(each.cost for each in self._row)
-            self.named = Slow(self._row[-1].rank, cost)
-        is_new = self.named is not None and (before is None or before.rank != self.named.rank)
-        return self.named if is_new else None
+        """Take a report. Returns `slow_rank` if it is now another rank than before, else None."""
+        slow, before = slowest(step_s, waiting), self.slow_rank
+        if slow is None or (self._reports_in_row and self._reports_in_row[-1].rank != slow.rank):
+            self._reports_in_row.clear()
+        self._reports_in_row = [*self._reports_in_row, slow][-REPORTS:] if slow is not None else []
+        self.slow_rank = None
+        if len(self._reports_in_row) == REPORTS:
+            cost = statistics.fmean(report.cost for report in self._reports_in_row)
+            self.slow_rank = Slow(self._reports_in_row[-1].rank, cost)
+        is_new = self.slow_rank is not None and (
+            before is None or before.rank != self.slow_rank.rank
+        )
+        return self.slow_rank if is_new else None

@@ -38,11 +38,11 @@ class Fold:
     """The additions that combine consecutive partial sums, numbered by row, as far as the tree allows.
 
     `due[r]`: the additions that become possible with row r, as pairs (i, j), to be done in order:
-    row i += row j. `kept`: the rows that remain. `nodes`: the node in each of these rows.
+    row i += row j. `nodes`: the node in each of the rows that remain.
     """
 
     due: tuple[tuple[tuple[int, int], ...], ...]
-    kept: tuple[int, ...]
+    remaining_rows: tuple[int, ...]
     nodes: tuple[Node, ...]
 
     @property
@@ -80,9 +80,9 @@ def _climb(stack: list[tuple[Node, int]], leaves: int) -> list[tuple[int, int]]:
             return adds  # its left sibling belongs to another rank
 
 
-def owned(mine: range, leaves: int) -> Fold:
+def fold_of_rank(own_micro_batches: range, leaves: int) -> Fold:
     """Return the fold of one rank's own leaves; row 0 is leaf `mine.start`."""
-    return fold([leaf(v) for v in mine], leaves)
+    return fold([leaf(v) for v in own_micro_batches], leaves)
 
 
 @dataclass(frozen=True)

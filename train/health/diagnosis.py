@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from train.health.heartbeats import Beat, Heard
+from train.health.heartbeats import Beat, ReceivedBeat
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
 # A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
@@ -24,11 +24,11 @@ COMING_S = 30.0
 GOES_ON, WAITS, STANDS, SILENT, STOPPED, GONE, ENDED, UNKNOWN, TO_COME = (
     "goes on", "waits", "stands", "silent", "stopped", "gone", "ended", "unknown", "to come",
 )  # fmt: skip
-_LOST = (SILENT, STOPPED, GONE, ENDED)
+_LOST_CONDITIONS = (SILENT, STOPPED, GONE, ENDED)
 _STATES = {"T": STOPPED, "t": STOPPED, "Z": GONE, "X": GONE, "": GONE}
 # Within a step, from the first phase to the last.
 _ORDER = (DATA, FORWARD, SCRIPT, BACKWARD, EXCHANGE)
-_NAMED = 4
+_MAX_NAMED = 4
 _HOST_LOST = "the host or its network is gone, or it is frozen there"
 
 
@@ -60,61 +60,68 @@ class Diagnosis:
 
 
 def examine(
-    heard: Sequence[Heard],
+    received: Sequence[ReceivedBeat],
     states: Mapping[int, str],
     cut_off: bool = False,
     delay: float = 0.0,
-    homes: Mapping[int, str] | None = None,
+    host_of_rank: Mapping[int, str] | None = None,
     partial: bool = False,
 ) -> Diagnosis:
     """Judge a world by its heartbeats. `partial`: judge these ranks only, because the others cannot be known here.
 
     `states`: the states of the processes of ranks on this machine. `cut_off`: True if this host hears nothing of the
     others any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
-    `homes`: the host of each rank, for ranks without a heartbeat.
+    `host_of_rank`: for ranks without a heartbeat.
     """
-    if not heard:
+    if not received:
         return Diagnosis((), (), False)
-    known = {each.beat.rank: each for each in heard}
-    size = max(each.beat.world_size for each in heard)
-    age = max(each.beat.time - each.beat.born + each.age for each in heard)
+    by_rank = {heartbeat.beat.rank: heartbeat for heartbeat in received}
+    size = max(heartbeat.beat.world_size for heartbeat in received)
+    age = max(heartbeat.beat.time - heartbeat.beat.born + heartbeat.age for heartbeat in received)
     unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + delay else SILENT
     members = [
-        _examine_rank(known[rank], states.get(rank), cut_off, delay)
-        if rank in known
+        _examine_rank(by_rank[rank], states.get(rank), cut_off, delay)
+        if rank in by_rank
         else RankState(rank, unheard)
-        for rank in (sorted(known) if partial else range(size))
+        for rank in (sorted(by_rank) if partial else range(size))
     ]
-    culprits = [p for p in members if p.condition in _LOST and not (p.beat and p.beat.waited)]
+    culprits = [
+        p for p in members if p.condition in _LOST_CONDITIONS and not (p.beat and p.beat.waited)
+    ]
     at_work = [p for p in members if p.condition == GOES_ON and not _beat(p).waits]
     ended = [p for p in members if p.condition == ENDED]
-    standing = [p for p in members if p.condition == STANDS] + (at_work if ended else [])
-    if culprits or standing or ended:
+    standing_ranks = [p for p in members if p.condition == STANDS] + (at_work if ended else [])
+    if culprits or standing_ranks or ended:
         members = [_waiting_at_once(p) for p in members]
     if culprits:
         waiting = [p for p in members if p.condition == WAITS]
-        sentences = [*_lost(culprits, members, homes or {}), *_who_waits(waiting)]
+        sentences = [
+            *_describe_lost(culprits, members, host_of_rank or {}),
+            *_describe_waiting(waiting),
+        ]
         return Diagnosis(tuple(members), tuple(sentences), True, _numbers(culprits))
-    sentences, wrong, blamed = _none_lost(members, standing)
+    sentences, wrong, blamed = _judge_without_losses(members, standing_ranks)
     return Diagnosis(tuple(members), tuple(sentences), wrong, _numbers(blamed))
 
 
-def _examine_rank(heard: Heard, state: str | None, cut_off: bool, delay: float) -> RankState:
-    beat, age = heard.beat, heard.age
+def _examine_rank(
+    received: ReceivedBeat, state: str | None, cut_off: bool, delay: float
+) -> RankState:
+    beat, age = received.beat, received.age
     if beat.ended:
         condition = ENDED
     elif state is not None and state in _STATES:
         condition = _STATES[state]
     elif age > max(SILENT_S, 4 * beat.every) + delay:
         condition = UNKNOWN if cut_off and state is None else SILENT
-    elif not _stands(beat):
+    elif not _makes_no_progress(beat):
         condition = GOES_ON
     else:
         condition = WAITS if beat.waits else STANDS
     return RankState(beat.rank, condition, beat, age, state)
 
 
-def _stands(beat: Beat) -> bool:
+def _makes_no_progress(beat: Beat) -> bool:
     if beat.phase in TRAINING:
         return beat.in_step > max(STANDING_S, _LONGER * beat.usual)
     return beat.in_phase > LONG_PHASE_S and beat.step >= 0
@@ -130,22 +137,26 @@ def _waiting_at_once(member: RankState) -> RankState:
 # --- a rank is lost ---------------------------------------------------------------------------------
 
 
-def _lost(
-    culprits: Sequence[RankState], members: Sequence[RankState], homes: Mapping[int, str]
+def _describe_lost(
+    culprits: Sequence[RankState], members: Sequence[RankState], host_of_rank: Mapping[int, str]
 ) -> list[str]:
     hosts = _silent_hosts(culprits, members)
-    among = {p.rank for theirs in hosts for p in theirs}
+    among = {p.rank for host_ranks in hosts for p in host_ranks}
     sentences = []
-    for theirs in hosts:
-        last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in theirs[:_NAMED]]
+    for host_ranks in hosts:
+        last = [
+            f"rank {p.rank} last stood {last_position(_beat(p))}" for p in host_ranks[:_MAX_NAMED]
+        ]
         sentences.append(
-            f"{ranks(_numbers(theirs))} on {_beat(theirs[0]).host} have not been heard of for "
-            f"{duration(max(p.age for p in theirs))}: {_HOST_LOST}; {'; '.join(last)}"
+            f"{ranks(_numbers(host_ranks))} on {_beat(host_ranks[0]).host} have not been heard of for "
+            f"{duration(max(p.age for p in host_ranks))}: {_HOST_LOST}; {'; '.join(last)}"
         )
-    sentences += _each([p for p in culprits if p.beat and p.rank not in among], _lost_rank)
+    sentences += _first_sentences(
+        [p for p in culprits if p.beat and p.rank not in among], _lost_rank
+    )
     if unheard := _numbers([p for p in culprits if p.beat is None]):
-        at = sorted({homes[rank] for rank in unheard if rank in homes})
-        where = f" (on {', '.join(at[:_NAMED])})" if at else ""
+        hosts_of_unheard = sorted({host_of_rank[rank] for rank in unheard if rank in host_of_rank})
+        where = f" (on {', '.join(hosts_of_unheard[:_MAX_NAMED])})" if hosts_of_unheard else ""
         sentences.append(
             f"{ranks(unheard)}{where}: no heartbeat was ever seen here; look at the output of its host"
         )
@@ -162,19 +173,19 @@ def _silent_hosts(
         if member.beat is not None:
             of_host.setdefault(member.beat.host, []).append(member)
     return [
-        theirs
-        for theirs in of_host.values()
-        if len(theirs) > 1
-        and all(p.rank in blamed and p.condition == SILENT and p.state is None for p in theirs)
+        host_ranks
+        for host_ranks in of_host.values()
+        if len(host_ranks) > 1
+        and all(p.rank in blamed and p.condition == SILENT and p.state is None for p in host_ranks)
     ]
 
 
 def _lost_rank(member: RankState) -> str:
     beat = _beat(member)
-    return f"{member.name} (process {beat.pid}) {_how(member, beat)}; it last stood {stood(beat)}"
+    return f"{member.name} (process {beat.pid}) {_describe_condition(member, beat)}; it last stood {last_position(beat)}"
 
 
-def _how(member: RankState, beat: Beat) -> str:
+def _describe_condition(member: RankState, beat: Beat) -> str:
     ago = duration(member.age)
     if member.condition == ENDED:
         return f"has ended: {beat.ended}"
@@ -198,8 +209,8 @@ def _how(member: RankState, beat: Beat) -> str:
 # --- no rank is lost, but some may keep the others waiting ------------------------------------------
 
 
-def _none_lost(
-    members: Sequence[RankState], standing: Sequence[RankState]
+def _judge_without_losses(
+    members: Sequence[RankState], standing_ranks: Sequence[RankState]
 ) -> tuple[list[str], bool, Sequence[RankState]]:
     """Return the sentences, True if there is a fault, and the ranks that cause it."""
     unknown = [p for p in members if p.condition == UNKNOWN]
@@ -212,11 +223,11 @@ def _none_lost(
     present = [p for p in members if p.beat is not None]
     waiting = [p for p in present if p.condition in (WAITS, ENDED)]
     timed_out = any(p.condition == ENDED for p in present)
-    who_waits = _who_waits(waiting, timed_out)
-    if standing:
-        first = min(map(_position, standing))
-        behind = [p for p in standing if _position(p) == first]
-        about = _each(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
+    who_waits = _describe_waiting(waiting, timed_out)
+    if standing_ranks:
+        first = min(map(_position, standing_ranks))
+        behind = [p for p in standing_ranks if _position(p) == first]
+        about = _first_sentences(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
         return [*about, *who_waits], True, behind
     if waiting and len(waiting) == len(present):
         steps = {_beat(p).step for p in waiting}
@@ -234,7 +245,7 @@ def _position(member: RankState) -> tuple[int, int]:
 def _standing_at(member: RankState) -> str:
     beat = _beat(member)
     seconds = beat.in_step if beat.phase in TRAINING else beat.in_phase
-    says = f"{stood(beat)} for {duration(seconds + member.age)}"
+    says = f"{last_position(beat)} for {duration(seconds + member.age)}"
     if beat.busy >= 0.0:
         says += f", with {min(1.0, beat.busy):.0%} of a processor"
     return says
@@ -243,29 +254,33 @@ def _standing_at(member: RankState) -> str:
 # --- words ------------------------------------------------------------------------------------------
 
 
-def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
+def _first_sentences(
+    members: Sequence[RankState], sentence_on: Callable[[RankState], str]
+) -> list[str]:
     """A sentence on each of the first few, and the numbers of the others."""
-    sentences = [say(member) for member in members[:_NAMED]]
-    if len(members) > _NAMED:
-        sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
+    sentences = [sentence_on(member) for member in members[:_MAX_NAMED]]
+    if len(members) > _MAX_NAMED:
+        sentences.append(
+            f"and {len(members) - _MAX_NAMED} more: {ranks(_numbers(members[_MAX_NAMED:]))}"
+        )
     return sentences
 
 
-def _who_waits(waiting: Sequence[RankState], timed_out: bool = False) -> list[str]:
-    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do; or nothing."""
-    places: dict[str, list[int]] = {}
+def _describe_waiting(waiting: Sequence[RankState], timed_out: bool = False) -> list[str]:
+    """`ranks 0-2 wait in step 121, the exchange at its end`, for each position with waiting ranks."""
+    ranks_at: dict[str, list[int]] = {}
     for member in waiting:
         beat = _beat(member)
         step = f"in step {beat.step + 1}, " if beat.step >= 0 else "in "
-        places.setdefault(step + (beat.phase or "their own code"), []).append(member.rank)
-    said = []
-    for place, found in sorted(places.items(), key=lambda each: each[1][0]):
-        verb = "waited" if timed_out else "wait" if len(found) > 1 else "waits"
-        said.append(f"{ranks(found)} {verb} {place}")
-    return ["; ".join(said[:_NAMED])] if said else []
+        ranks_at.setdefault(step + (beat.phase or "their own code"), []).append(member.rank)
+    clauses = []
+    for position, numbers in sorted(ranks_at.items(), key=lambda each: each[1][0]):
+        verb = "waited" if timed_out else "wait" if len(numbers) > 1 else "waits"
+        clauses.append(f"{ranks(numbers)} {verb} {position}")
+    return ["; ".join(clauses[:_MAX_NAMED])] if clauses else []
 
 
-def stood(beat: Beat) -> str:
+def last_position(beat: Beat) -> str:
     """`at step 121, backward, my_model.py:88 in forward`."""
     parts = [f"at step {beat.step + 1}"] if beat.step >= 0 else []
     parts += [part for part in (beat.phase, beat.where) if part]

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from train.base import typed
-from train.health.heartbeats import Beat, Heard, HostView
+from train.health.heartbeats import Beat, HostView, ReceivedBeat
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -27,7 +27,7 @@ _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
 # The period while a caller waits for new heartbeats.
-_HURRY_S = 1.0
+_REFRESH_S = 1.0
 # The period at which the thread looks for such a caller.
 _TICK_S = 0.3
 
@@ -35,21 +35,21 @@ _TICK_S = 0.3
 class Exchange:
     """The heartbeats of all hosts that one process of this host has read from the store. `reads`: True if it may read."""
 
-    def __init__(self, store: Store, own: Beat) -> None:
-        self._store, self._own = store, own
-        size = own.world_size
+    def __init__(self, store: Store, own_beat: Beat) -> None:
+        self._store, self._own_beat = store, own_beat
+        size = own_beat.world_size
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         everything = hosts * size * _BEAT_BYTES
         is_large = everything > _LISTEN_S * _BYTES_A_SECOND
-        self.reads = own.rank == 0 or not is_large
+        self.reads = own_beat.rank == 0 or not is_large
         moved = 2 * size * _BEAT_BYTES if is_large else everything
-        self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
-        self._latest: Beat | None = None
+        self.read_interval_s = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
+        self._unsent_beat: Beat | None = None
         # By rank, with the time since when that is its newest heartbeat, by the clock of this process.
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
-        self._hurry, self._closed = False, False
+        self._refreshing, self._closed = False, False
 
     def start(self) -> None:
         """Begin to write and, in the first process of a host, to read."""
@@ -58,32 +58,32 @@ class Exchange:
     def send(self, beat: Beat) -> None:
         """Have this heartbeat put into the store; never waits."""
         with self._wake:
-            self._latest = beat
+            self._unsent_beat = beat
             self._wake.notify_all()
 
-    def heard(self) -> HostView:
+    def host_view(self) -> HostView:
         now = time.monotonic()
         with self._wake:
-            beats = [Heard(beat, now - since) for beat, since in self._beats.values()]
+            beats = [ReceivedBeat(beat, now - since) for beat, since in self._beats.values()]
             unanswered_s = now - self._answered
         return HostView(
-            host=self._own.host,
-            machine=self._own.machine,
+            host=self._own_beat.host,
+            machine=self._own_beat.machine,
             at=time.time(),
             monotonic=now,
-            every=self.every,
+            every=self.read_interval_s,
             unanswered_s=round(unanswered_s, 1),
             heard=tuple(beats),
             partial=not self.reads,
-            world=self._own.world,
+            world=self._own_beat.world,
         )
 
-    def fresh(self, timeout_s: float) -> None:
+    def refresh(self, timeout_s: float) -> None:
         """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
         with self._wake:
-            self._hurry = True
+            self._refreshing = True
             self._wake.wait_for(lambda: self._closed, timeout_s)
-            self._hurry = False
+            self._refreshing = False
 
     def close(self) -> None:
         with self._wake:
@@ -91,52 +91,53 @@ class Exchange:
             self._wake.notify_all()
 
     def _run(self) -> None:
-        read = 0.0
+        read_at = 0.0
         try:
             while True:
                 with self._wake:
-                    self._wake.wait_for(lambda: self._latest or self._closed, _TICK_S)
+                    self._wake.wait_for(lambda: self._unsent_beat or self._closed, _TICK_S)
                     if self._closed:
                         return
-                    beat, self._latest = self._latest, None
-                    hurry = self._hurry
+                    beat, self._unsent_beat = self._unsent_beat, None
+                    refreshing = self._refreshing
                 if beat is not None:
-                    self._put(beat)
-                is_due = time.monotonic() - read >= (_HURRY_S if hurry else self.every)
-                if self.reads and is_due and (hurry or self._own.local_rank == 0):
-                    read = time.monotonic()
-                    self._read()
+                    self._put_beat(beat)
+                interval_s = _REFRESH_S if refreshing else self.read_interval_s
+                is_due = time.monotonic() - read_at >= interval_s
+                if self.reads and is_due and (refreshing or self._own_beat.local_rank == 0):
+                    read_at = time.monotonic()
+                    self._read_beats()
         except RuntimeError:
             return  # the store is gone; how long it has been silent is known
 
-    def _put(self, beat: Beat) -> None:
+    def _put_beat(self, beat: Beat) -> None:
         self._store.set(self._key(beat.rank), json.dumps(asdict(beat)))
         with self._wake:
             self._answered = time.monotonic()
 
-    def _read(self) -> None:
+    def _read_beats(self) -> None:
         # A store that is asked for what nobody has put there yet waits.
-        ranks = range(self._own.world_size)
-        known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
-        texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
-        for rank, text in zip(known, texts):
+        ranks = range(self._own_beat.world_size)
+        present = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
+        texts: list[Any] = self._store.multi_get([self._key(r) for r in present]) if present else []
+        for rank, text in zip(present, texts):
             if beat := typed.parse(Beat, text):
-                self._take(rank, beat)
+                self._record_beat(rank, beat)
         with self._wake:
             self._answered = time.monotonic()
 
-    def _take(self, rank: int, beat: Beat) -> None:
+    def _record_beat(self, rank: int, beat: Beat) -> None:
         """A heartbeat's age counts from when it first came here, so that no two clocks are compared.
 
         For the first one of a rank that is not known: its age is by the sender's clock.
         """
         with self._wake:
-            held, now = self._beats.get(rank), time.monotonic()
-            if held is None:
+            previous, now = self._beats.get(rank), time.monotonic()
+            if previous is None:
                 since = now - min(max(0.0, time.time() - beat.time), 3600.0)
             else:
-                since = held[1] if held[0].monotonic == beat.monotonic else now
+                since = previous[1] if previous[0].monotonic == beat.monotonic else now
             self._beats[rank] = beat, since
 
     def _key(self, rank: int) -> str:
-        return f"heartbeat/{self._own.world}/{rank}"
+        return f"heartbeat/{self._own_beat.world}/{rank}"

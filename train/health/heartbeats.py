@@ -21,10 +21,12 @@ from train.base.files import replace_file
 from train.base.processes import machine
 
 NAME = "heartbeats"
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 _BUCKET_S = 30.0
 _SAME_AGE_S = 30.0
-_OURS = re.compile(r"rank-(\d{5,6})\.json|seen-by-.*\.json|explained-.*|\.(rank|seen-by)-.*")
+_HEARTBEAT_FILE = re.compile(
+    r"rank-(\d{5,6})\.json|seen-by-.*\.json|explained-.*|\.(rank|seen-by)-.*"
+)
 _Value = TypeVar("_Value")
 
 
@@ -71,7 +73,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedBeat:
     """A heartbeat and its age in seconds, by the clock of the process that received it."""
 
     beat: Beat
@@ -90,7 +92,7 @@ class HostView:
     monotonic: float
     every: float
     unanswered_s: float
-    heard: tuple[Heard, ...]
+    heard: tuple[ReceivedBeat, ...]
     partial: bool = False
     world: str = ""
 
@@ -105,19 +107,19 @@ class HostView:
 # --- the files --------------------------------------------------------------------------------------
 
 
-def pace(directory: Path, every: float) -> float:
-    """Return the seconds between writes to `directory`, at least `every`.
+def write_interval_s(directory: Path, minimum_s: float) -> float:
+    """Return the seconds between writes to `directory`, at least `minimum_s`.
 
     A mounted bucket costs money for each write, and its writes go one after the other, so that a checkpoint would wait
     for the heartbeats.
     """
     with contextlib.suppress(OSError):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-        place = str(directory.resolve()) + "/"
-        over = [m for m in mounts if place.startswith(m[1].rstrip("/") + "/")]
+        path = str(directory.resolve()) + "/"
+        over = [m for m in mounts if path.startswith(m[1].rstrip("/") + "/")]
         if over and max(over, key=lambda m: len(m[1]))[2].startswith("fuse"):
-            return max(every, _BUCKET_S)
-    return every
+            return max(minimum_s, _BUCKET_S)
+    return minimum_s
 
 
 def rank_file(directory: Path, rank: int) -> Path:
@@ -165,21 +167,21 @@ def read_host_views(directory: Path) -> list[HostView]:
 
 
 def _read_all(directory: Path, prefix: str, kind: type[_Value]) -> list[_Value]:
-    ours = (path for path in files(directory) if path.name.startswith(prefix))
-    found = (typed.read(kind, path, MOST_BYTES) for path in ours)
-    return [each for each in found if each is not None]
+    paths = (path for path in files(directory) if path.name.startswith(prefix))
+    values = (typed.read(kind, path, MAX_BYTES) for path in paths)
+    return [value for value in values if value is not None]
 
 
-def clear(directory: Path, but_below: int = 0) -> None:
-    """Remove all heartbeat files, except for ranks below `but_below`.
+def clear(directory: Path, keep_ranks_below: int = 0) -> None:
+    """Remove all heartbeat files, except for ranks below `keep_ranks_below`.
 
     Removes nothing behind a symbolic link, because those files may belong to another program.
     """
     if (directory / NAME).is_symlink():
         return
     for path in files(directory):
-        name = _OURS.fullmatch(path.name)
-        if name is None or not name[1] or int(name[1]) >= but_below:
+        name = _HEARTBEAT_FILE.fullmatch(path.name)
+        if name is None or not name[1] or int(name[1]) >= keep_ranks_below:
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -190,25 +192,25 @@ def files(directory: Path) -> list[Path]:
         names = sorted(os.listdir(directory / NAME))
     except OSError:
         return []
-    return [directory / NAME / name for name in names if _OURS.fullmatch(name)]
+    return [directory / NAME / name for name in names if _HEARTBEAT_FILE.fullmatch(name)]
 
 
 # --- the newest of them -----------------------------------------------------------------------------
 
 
-def newest_world(found: Iterable[Heard]) -> list[Heard]:
+def newest_world(received: Iterable[ReceivedBeat]) -> list[ReceivedBeat]:
     """Return the newest heartbeat of each rank in the world that started last.
 
     Heartbeats of an earlier world do not count. A process that has not met the others yet belongs to this world if it
     started at about the same time.
     """
-    heard = list(found)
-    if not heard:
+    candidates = list(received)
+    if not candidates:
         return []
-    world = max(heard, key=lambda each: each.beat.born).beat.world
-    members = [each for each in heard if each.beat.world == world]
+    world = max(candidates, key=lambda each: each.beat.born).beat.world
+    members = [each for each in candidates if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
-    members += [each for each in heard if not each.beat.world and each.beat.born >= oldest]
+    members += [each for each in candidates if not each.beat.world and each.beat.born >= oldest]
     # For each rank, the last entry wins: the process that has met the others, then its later heartbeat. If two hosts
     # received the same heartbeat, the longer silence is right, because that host received it first.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
@@ -216,27 +218,27 @@ def newest_world(found: Iterable[Heard]) -> list[Heard]:
     return [newest[rank] for rank in sorted(newest)]
 
 
-def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
+def gather(directory: Path) -> tuple[list[ReceivedBeat], HostView | None]:
     """Return the newest heartbeat of every rank of the newest world, and the view of this machine.
 
     Clocks of two machines are compared only if there is no other measure: if the caller's machine takes no part in the
     job, or the job is large.
     """
-    here, now, wall = machine(), time.monotonic(), time.time()
+    this_machine, now, wall = machine(), time.monotonic(), time.time()
     beats, host_views = read_beats(directory), read_host_views(directory)
-    known = [*beats, *(each.beat for view in host_views for each in view.heard)]
-    newest = max(known, key=lambda beat: beat.born).world if known else ""
+    all_beats = [*beats, *(each.beat for view in host_views for each in view.heard)]
+    newest = max(all_beats, key=lambda beat: beat.born).world if all_beats else ""
     host_views = [view for view in host_views if view.world == newest]  # not of an earlier world
-    own = next((h for h in host_views if h.machine == here), None)
-    by_wall_clock = own is None or own.partial or own.is_cut_off
-    found = []
+    own_view = next((h for h in host_views if h.machine == this_machine), None)
+    by_wall_clock = own_view is None or own_view.partial or own_view.is_cut_off
+    received = []
     for beat in beats:
-        if beat.machine == here:
-            found.append(Heard(beat, max(0.0, now - beat.monotonic)))
+        if beat.machine == this_machine:
+            received.append(ReceivedBeat(beat, max(0.0, now - beat.monotonic)))
         elif by_wall_clock:
-            found.append(Heard(beat, max(0.0, wall - beat.time)))
+            received.append(ReceivedBeat(beat, max(0.0, wall - beat.time)))
     for view in host_views:
-        if view is own or own is None or own.partial:
-            since = now - view.monotonic if view is own else wall - view.at
-            found += [Heard(each.beat, each.age + max(0.0, since)) for each in view.heard]
-    return newest_world(found), own
+        if view is own_view or own_view is None or own_view.partial:
+            since = now - view.monotonic if view is own_view else wall - view.at
+            received += [ReceivedBeat(each.beat, each.age + max(0.0, since)) for each in view.heard]
+    return newest_world(received), own_view

@@ -17,14 +17,14 @@ from typing import TypeVar
 from train.base import nic
 
 TRY_S = 2.0
-MOST_HOSTS = 16
+MAX_HOSTS = 16
 _SSH = 22
 # (True if all is well, a sentence).
 Answer = tuple[bool, str]
-_Said = TypeVar("_Said")
+_Result = TypeVar("_Result")
 
 
-def look(
+def check_connections(
     hosts: Mapping[str, str], head: str = "", interface: str = "", address: str = ""
 ) -> list[Answer]:
     """The state of the own interface, of each host, and of the TCPStore.
@@ -34,46 +34,51 @@ def look(
     """
     store, _, number = head.rpartition(":")
     port = int(number) if number.isdecimal() and 0 < int(number) < 65536 else 0
-    asked = [(name, at) for name, at in hosts.items() if at and at != address][:MOST_HOSTS]
-    tests = [partial(_host, name, at, port) for name, at in asked]
+    targets = [(name, target) for name, target in hosts.items() if target not in ("", address)]
+    tests = [partial(_check_host, name, target, port) for name, target in targets[:MAX_HOSTS]]
     if port:
-        tests.append(partial(_store, store, port))
-    own = [_own(interface, address)] if interface else []
-    return own + _at_once(tests)
+        tests.append(partial(_check_store, store, port))
+    own_answer = [_check_own_interface(interface, address)] if interface else []
+    return own_answer + _at_once(tests)
 
 
-def _own(interface: str, address: str) -> Answer:
-    here = socket.gethostname()
+def _check_own_interface(interface: str, address: str) -> Answer:
+    host = socket.gethostname()
     try:
-        known = nic.interfaces()
-        found = next((i for i in known if i.name == interface), None)
-        if found is None:
-            return False, f"{here} has no interface {interface} any more; what took it away?"
-        nic.check_usable(found, known)
+        candidates = nic.interfaces()
+        own_interface = next((i for i in candidates if i.name == interface), None)
+        if own_interface is None:
+            return False, f"{host} has no interface {interface} any more; what took it away?"
+        nic.check_usable(own_interface, candidates)
     except nic.NetworkError as error:
         return False, str(error)
-    if address and address not in found.addresses:
-        has = ", ".join(found.addresses)
-        return False, f"{interface} of {here} has lost its address {address} (now: {has})"
-    return True, f"{interface} of {here} ({address}) is up and has a carrier"
+    if address and address not in own_interface.addresses:
+        has = ", ".join(own_interface.addresses)
+        return False, f"{interface} of {host} has lost its address {address} (now: {has})"
+    return True, f"{interface} of {host} ({address}) is up and has a carrier"
 
 
-def _host(name: str, address: str, port: int) -> Answer:
+def _check_host(name: str, address: str, port: int) -> Answer:
     """Test if the host answers at all, by taking or refusing a connection."""
-    said = _at_once([partial(_connect, address, at) for at in (_SSH, port) if at])
-    who = f"{name} ({address})"
-    if "taken" in said or "refused" in said:
-        return True, f"{who} answers"
-    for answer in said:
+    answers = _at_once(
+        [partial(_connect, address, target_port) for target_port in (_SSH, port) if target_port]
+    )
+    target = f"{name} ({address})"
+    if "taken" in answers or "refused" in answers:
+        return True, f"{target} answers"
+    for answer in answers:
         if answer != "silent":
-            return False, f"{who} cannot be reached: {answer}; is its network (or this host's) up?"
+            return (
+                False,
+                f"{target} cannot be reached: {answer}; is its network (or this host's) up?",
+            )
     return (
         False,
-        f"{who} does not answer; is it switched on, its cable in, and no firewall between?",
+        f"{target} does not answer; is it switched on, its cable in, and no firewall between?",
     )
 
 
-def _store(host: str, port: int) -> Answer:
+def _check_store(host: str, port: int) -> Answer:
     answer = _connect(host, port)
     who = f"the TCPStore ({host} port {port})"
     if answer == "taken":
@@ -97,9 +102,9 @@ def _connect(address: str, port: int) -> str:
     return "taken"
 
 
-def _at_once(tests: Sequence[Callable[[], _Said]]) -> list[_Said]:
+def _at_once(tests: Sequence[Callable[[], _Result]]) -> list[_Result]:
     """The answers of the tests, in their order. A test that is not done in time (a name server) has no answer."""
-    answers: dict[int, _Said] = {}
+    answers: dict[int, _Result] = {}
 
     def run(number: int) -> None:
         answers[number] = tests[number]()
@@ -110,10 +115,10 @@ def _at_once(tests: Sequence[Callable[[], _Said]]) -> list[_Said]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return [said for _, said in sorted(answers.copy().items())]
+    return [answer for _, answer in sorted(answers.copy().items())]
 
 
-def own_place(env: Mapping[str, str]) -> tuple[str, str, str]:
+def own_endpoint(env: Mapping[str, str]) -> tuple[str, str, str]:
     """The (interface, address, store) by which a process with this environment takes part; each is "" if unknown."""
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     head = f"{host}:{port}" if host and port else ""

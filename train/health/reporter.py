@@ -23,7 +23,7 @@ from train.health.diagnosis import ENDED
 from train.health.exchange import Exchange
 from train.health.heartbeats import Beat
 from train.health.phase import EVALUATION, TRAINING
-from train.health.stacks import Position, Watch, innermost_user_line
+from train.health.stacks import Position, ThreadSampler, innermost_user_line
 from train.health.view import addresses, diagnose
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _STOOD_S = 10.0
 # For this long after a standstill, the silence of the others most likely comes from it.
 _STOOD_LATELY_S = 60.0
 # If torch ends the process itself (NCCL's watchdog), the last lines come at this part of the timeout.
-_BEFORE = 0.9
+_SPEAK_AT = 0.9
 
 
 class Steps(Protocol):
@@ -59,28 +59,28 @@ class Reporter:
         directory: Path,
         env: Mapping[str, str],
         host: str = "",
-        every: float = EVERY_S,
+        interval_s: float = EVERY_S,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         """`env`: torchrun's variables. `host`: the others' name for this host, if it differs from its own. `may_write`:
         returns true while the directory is still this job's."""
         self._directory, self._may_write = directory, may_write
         self._size = int(env.get("WORLD_SIZE", "1"))
-        self._every = max(every, self._size / _BEATS_A_SECOND)
+        self._interval_s = max(interval_s, self._size / _BEATS_A_SECOND)
         self._env = dict(env)
-        self._watch = Watch()
+        self._watch = ThreadSampler()
         # Never held during a write, so that a file server that hangs holds up no other thread.
         self._change = threading.Lock()
         self._ended = threading.Event()
         self._nudged = threading.Event()  # to beat at once
         self._steps: Steps | None = None
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-        self._files_every = self._filed_at = 0.0
+        self._file_interval_s = self._filed_at = 0.0
         self._exchange: Exchange | None = None
         self._clock = StepClock()
-        self._standstill = Standstill(self._every)
+        self._standstill = Standstill(self._interval_s)
         self._timeout_s = 0.0
-        self._say: Callable[[str], None] | None = None
+        self._print_line: Callable[[str], None] | None = None
         pid = os.getpid()
         self.beat = Beat(
             rank=int(env.get("RANK", "0")),
@@ -91,7 +91,7 @@ class Reporter:
             machine=processes.machine(),
             started=processes.start_time(pid),
             born=time.time(),
-            every=self._every,
+            every=self._interval_s,
         )
 
     def start(self) -> None:
@@ -118,9 +118,9 @@ class Reporter:
         """The number of complete steps, or -1 if it is not known yet."""
         return self._steps.step if self._steps is not None else -1
 
-    def speak_before(self, timeout_s: float, say: Callable[[str], None]) -> None:
-        """If torch ends a process after a wait of `timeout_s`, have `say` print the reason shortly before."""
-        self._timeout_s, self._say = timeout_s, say
+    def speak_before(self, timeout_s: float, print_line: Callable[[str], None]) -> None:
+        """If torch ends a process after a wait of `timeout_s`, have `print_line` print the reason shortly before."""
+        self._timeout_s, self._print_line = timeout_s, print_line
 
     def stop(self) -> None:
         """End well: stop the heartbeats and remove their files."""
@@ -130,20 +130,22 @@ class Reporter:
         if not self._may_write():
             return
         if self.beat.local_rank == 0:
-            heartbeats.clear(self._directory, but_below=self._size)
+            heartbeats.clear(self._directory, keep_ranks_below=self._size)
         with contextlib.suppress(OSError):
             heartbeats.rank_file(self._directory, self.beat.rank).unlink()
         with contextlib.suppress(OSError):  # the last one of this directory
             (self._directory / heartbeats.NAME).rmdir()
 
-    def fail(self, error: BaseException, waited: bool) -> None:
-        """Publish that the process is about to end by this error. `waited`: it lost another process, or timed out
+    def fail(self, error: BaseException, peer_failed: bool) -> None:
+        """Publish that the process is about to end by this error. `peer_failed`: it lost another process, or timed out
         waiting for it."""
-        self._standstill.look(_now())  # the thread may not have looked yet
+        self._standstill.check(_now())  # the thread may not have looked yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        where = "" if waited else innermost_user_line(error.__traceback__)
-        self.beat = replace(self.beat, ended=text, waited=waited, where=where or self.beat.where)
+        where = "" if peer_failed else innermost_user_line(error.__traceback__)
+        self.beat = replace(
+            self.beat, ended=text, waited=peer_failed, where=where or self.beat.where
+        )
         self._filed_at = 0.0
         writer = threading.Thread(target=self._publish, daemon=True)
         writer.start()
@@ -165,27 +167,29 @@ class Reporter:
         with contextlib.suppress(OSError):  # an answer twice is better than none
             if not heartbeats.is_first(self._directory, self.beat.host, self.beat.world):
                 return []
-        if stood_s := self._standstill.lately(_now()):
-            stood = f"{self.beat.host} itself stood still for {stood_s:.0f} s, frozen or asleep"
-            return [f"{stood}; the others may have gone on without it"]
+        if stood_s := self._standstill.recent_s(_now()):
+            standstill = (
+                f"{self.beat.host} itself stood still for {stood_s:.0f} s, frozen or asleep"
+            )
+            return [f"{standstill}; the others may have gone on without it"]
         return self._diagnose(wait)
 
     def _run(self) -> None:
-        nic, address, head = network.own_place(self._env)
-        self._files_every = heartbeats.pace(
-            self._directory, max(self._every, self._size / _FILES_A_SECOND)
+        nic, address, head = network.own_endpoint(self._env)
+        self._file_interval_s = heartbeats.write_interval_s(
+            self._directory, max(self._interval_s, self._size / _FILES_A_SECOND)
         )
         with self._change:
             self.beat = replace(self.beat, nic=nic, address=address, head=head)
         while not self._ended.is_set():
-            position = self._watch.look()
+            position = self._watch.sample()
             with self._change:
                 if not self._ended.is_set():
-                    self.beat = self._clock.take(self.beat, position, self.step)
+                    self.beat = self._clock.update(self.beat, position, self.step)
             self._publish()
             self._speak_in_time()
             self._standstill.begin(_now())
-            self._nudged.wait(self._every)
+            self._nudged.wait(self._interval_s)
             self._standstill.end(_now())
             self._nudged.clear()
 
@@ -193,71 +197,73 @@ class Reporter:
         beat = self.beat
         if self._exchange is not None:
             self._exchange.send(beat)
-        if time.monotonic() - self._filed_at < self._files_every - 0.5 * self._every:
+        if time.monotonic() - self._filed_at < self._file_interval_s - 0.5 * self._interval_s:
             return
         self._filed_at = time.monotonic()
         if not self._may_write():
             return
         with contextlib.suppress(OSError):  # full, read-only, gone: no reason to say so
             (self._directory / heartbeats.NAME).mkdir(exist_ok=True)
-            heartbeats.write_beat(self._directory, replace(beat, every=self._files_every))
+            heartbeats.write_beat(self._directory, replace(beat, every=self._file_interval_s))
             if self._exchange is not None and beat.local_rank == 0:
-                heard = self._exchange.heard()
-                every = max(heard.every, self._files_every)
-                heartbeats.write_host_view(self._directory, replace(heard, every=every))
+                host_view = self._exchange.host_view()
+                every = max(host_view.every, self._file_interval_s)
+                heartbeats.write_host_view(self._directory, replace(host_view, every=every))
 
     def _speak_in_time(self) -> None:
-        if self._say is None or self._timeout_s <= 0 or self.beat.phase not in TRAINING:
+        if self._print_line is None or self._timeout_s <= 0 or self.beat.phase not in TRAINING:
             return
-        if self.beat.in_step > _BEFORE * self._timeout_s:
+        if self.beat.in_step > _SPEAK_AT * self._timeout_s:
             for line in self.explain():
-                self._say(line)
+                self._print_line(line)
 
     def _diagnose(self, wait: bool) -> list[str]:
         host_view = None
         if self._exchange is not None and self._exchange.reads:
-            self._exchange.fresh(NEWS_S if wait else 0.0)
-            host_view = self._exchange.heard()
-        found = diagnose(self._directory, host_view)
+            self._exchange.refresh(NEWS_S if wait else 0.0)
+            host_view = self._exchange.host_view()
+        diagnosis = diagnose(self._directory, host_view)
         if wait:
-            others = addresses(found, self.beat.host)
-            looks = network.look(others, self.beat.head, self.beat.nic, self.beat.address)
-            said = [says for well, says in looks if not well]
-            if others and not said:
-                said = ["every host asked answers"]
-            return [*found.sentences, *(f"the network now: {says}" for says in said)]
-        ends = {p.condition for p in found.members if p.rank in found.blamed}
+            other_hosts = addresses(diagnosis, self.beat.host)
+            results = network.check_connections(
+                other_hosts, self.beat.head, self.beat.nic, self.beat.address
+            )
+            answers = [says for well, says in results if not well]
+            if other_hosts and not answers:
+                answers = ["every host asked answers"]
+            return [*diagnosis.sentences, *(f"the network now: {says}" for says in answers)]
+        ends = {p.condition for p in diagnosis.members if p.rank in diagnosis.blamed}
         # If only ended ranks are blamed, say nothing: they have said themselves why they ended.
-        return [] if ends <= {ENDED} else list(found.sentences)
+        return [] if ends <= {ENDED} else list(diagnosis.sentences)
 
 
 class Standstill:
-    """Measures how long this process did not run, by waits of `every` seconds that took longer.
+    """Measures how long this process did not run, by waits of `interval_s` seconds that took longer.
 
     It measures only such waits, because a file server may hold up a thread that writes while the process runs.
     """
 
-    def __init__(self, every: float) -> None:
-        self._most = every + _STOOD_S
-        self._began: float | None = None
+    def __init__(self, interval_s: float) -> None:
+        self._limit_s = interval_s + _STOOD_S
+        self._wait_started_at: float | None = None
         self._stood_s, self._ended_at = 0.0, 0.0
 
     def begin(self, now: float) -> None:
         """Note that a wait begins."""
-        self._began = now
+        self._wait_started_at = now
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Note that the process runs now, even if the wait has not ended yet."""
-        began = self._began
-        if began is not None and now - began > self._most:
-            self._stood_s, self._ended_at = now - began, now
+        started_at = self._wait_started_at
+        if started_at is not None and now - started_at > self._limit_s:
+            self._stood_s, self._ended_at = now - started_at, now
 
     def end(self, now: float) -> None:
         """Note that the wait is over."""
-        self.look(now)
-        self._began = None
+        self.check(now)
+        self._wait_started_at = None
 
-    def lately(self, now: float) -> float:
+    def recent_s(self, now: float) -> float:
         """Seconds of the last standstill if it ended within the last minute; else 0."""
         return self._stood_s if now - self._ended_at < _STOOD_LATELY_S else 0.0
 
@@ -275,14 +281,16 @@ class StepClock:
         self._step_at = self._phase_at = time.monotonic()
         self._usual, self._warm = 0.0, False
 
-    def take(self, beat: Beat, position: Position, step: int) -> Beat:
+    def update(self, beat: Beat, position: Position, step: int) -> Beat:
         """The next heartbeat."""
         now = time.monotonic()
         if step != self._step:
             # Leave out the first step, because it compiles, connects and warms up.
             if self._warm and self._step < step:
-                each = (now - self._step_at) / (step - self._step)
-                self._usual = 0.8 * self._usual + 0.2 * each if self._usual else each
+                seconds_per_step = (now - self._step_at) / (step - self._step)
+                self._usual = (
+                    0.8 * self._usual + 0.2 * seconds_per_step if self._usual else seconds_per_step
+                )
             self._warm = 0 <= self._step < step
             self._step, self._step_at = step, now
         elif position.phase == EVALUATION:

@@ -35,9 +35,9 @@ _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _TRAIN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGES = re.compile(r".*/(site|dist)-packages/")
 _LINES = 6
-_OURS, _LIBRARY, _USER, _HOOK = "ours", "library", "user", "hook"
+_RUNTIME, _LIBRARY, _USER, _HOOK = "ours", "library", "user", "hook"
 # Our frames around a user's own script are not worth showing.
-_WITHIN = {"workloads": _USER, "script": _HOOK}
+_KIND_OF_PACKAGE = {"workloads": _USER, "script": _HOOK}
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,21 @@ class Position:
     busy: float
 
 
-class Watch:
+class ThreadSampler:
     """Looks at the thread that made it, the main one, from another thread."""
 
     def __init__(self) -> None:
         self._ident = threading.get_ident()
         self._clock = _cpu_clock(self._ident)
-        self._used, self._at = self._cpu_s(), time.monotonic()
+        self._cpu_used_s, self._sampled_at = self._cpu_s(), time.monotonic()
 
-    def look(self) -> Position:
+    def sample(self) -> Position:
         """The position of the main thread now."""
         used, now = self._cpu_s(), time.monotonic()
-        busy = (used - self._used) / max(now - self._at, 1e-6) if self._clock else -1.0
-        self._used, self._at = used, now
+        busy = (
+            (used - self._cpu_used_s) / max(now - self._sampled_at, 1e-6) if self._clock else -1.0
+        )
+        self._cpu_used_s, self._sampled_at = used, now
         return position(_frames(self._ident), busy)
 
     def _cpu_s(self) -> float:
@@ -74,7 +76,7 @@ class Watch:
 def position(frames: Sequence[Frame], busy: float = -1.0) -> Position:
     """The position of a thread with these frames."""
     lines = list(_lines(frames))
-    shown = [line for line in lines if line[0] in (_OURS, _USER)]
+    shown = [line for line in lines if line[0] in (_RUNTIME, _USER)]
     stack = [*lines[:1], *(line for line in shown if line is not lines[0])][: _LINES + 1]
     where = next((text for _, text in shown or lines), "")
     innermost = next((kind for kind, _ in lines if kind != _LIBRARY), "")
@@ -92,7 +94,7 @@ def innermost_user_line(trace: TracebackType | None) -> str:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name, code.co_firstlineno))
         trace = trace.tb_next
-    shown = [line for line in _lines(frames[::-1]) if line[0] in (_OURS, _USER)]
+    shown = [line for line in _lines(frames[::-1]) if line[0] in (_RUNTIME, _USER)]
     users = [line for line in shown if line[0] == _USER]
     return (users or shown or [("", "")])[0][1]
 
@@ -106,7 +108,7 @@ def _lines(frames: Sequence[Frame]) -> Iterator[tuple[str, str]]:
 @functools.cache
 def _kind(path: str) -> str:
     if path.startswith(_TRAIN):
-        return _WITHIN.get(path[len(_TRAIN) :].partition(os.sep)[0], _OURS)
+        return _KIND_OF_PACKAGE.get(path[len(_TRAIN) :].partition(os.sep)[0], _RUNTIME)
     standard = sysconfig.get_paths()["stdlib"] + os.sep
     library = path.startswith(("<", standard)) or _PACKAGES.match(path)
     return _LIBRARY if library else _USER

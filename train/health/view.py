@@ -16,7 +16,7 @@ from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
 from train.health.heartbeats import HostView
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
@@ -24,31 +24,37 @@ def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
 
     `host_view`: what this process has received itself, where that is newer than what is on file.
     """
-    heard, on_file = heartbeats.gather(directory)
+    received, on_file = heartbeats.gather(directory)
     if host_view is not None:
-        heard = heartbeats.newest_world([*heard, *host_view.heard])
-    here = processes.machine()
+        received = heartbeats.newest_world([*received, *host_view.heard])
+    this_machine = processes.machine()
     states = {
-        each.beat.rank: processes.process_state(each.beat.pid, each.beat.started)
-        for each in heard
-        if each.beat.machine == here
+        heartbeat.beat.rank: processes.process_state(heartbeat.beat.pid, heartbeat.beat.started)
+        for heartbeat in received
+        if heartbeat.beat.machine == this_machine
     }
-    homes = read_preflight(directory).homes
+    host_of_rank = read_preflight(directory).host_of_rank
     view = host_view or on_file
     if view is None:
-        return examine(heard, states, homes=homes)
-    return examine(heard, states, view.is_cut_off, 2 * view.every, homes, view.partial)
+        return examine(received, states, host_of_rank=host_of_rank)
+    return examine(received, states, view.is_cut_off, 2 * view.every, host_of_rank, view.partial)
 
 
-def addresses(found: Diagnosis, own: str, check: Preflight | None = None) -> dict[str, str]:
+def addresses(
+    diagnosis: Diagnosis, own_host: str, check: Preflight | None = None
+) -> dict[str, str]:
     """The addresses of the other hosts by name, those of the blamed first."""
-    beats = [p.beat for p in found.members if p.beat is not None]
-    blamed = set(found.blamed)
+    beats = [p.beat for p in diagnosis.members if p.beat is not None]
+    blamed = set(diagnosis.blamed)
     beats.sort(key=lambda beat: beat.rank not in blamed)
-    named = {beat.host: beat.address for beat in beats}
+    address_of = {beat.host: beat.address for beat in beats}
     for host, address in (check.addresses if check is not None else {}).items():
-        named[host] = named.get(host) or address
-    return {name: at for name, at in named.items() if name != own and _is_address(at)}
+        address_of[host] = address_of.get(host) or address
+    return {
+        name: address
+        for name, address in address_of.items()
+        if name != own_host and _is_address(address)
+    }
 
 
 def _is_address(text: str) -> bool:
@@ -91,10 +97,10 @@ class Preflight:
     hosts: tuple[CheckedHost, ...] = ()
 
     @property
-    def homes(self) -> dict[int, str]:
+    def host_of_rank(self) -> dict[int, str]:
         """The host of each rank."""
         ordered = sorted(self.hosts, key=lambda each: each.node_rank)
-        return dict(enumerate(each.host for each in ordered for _ in range(each.procs)))
+        return dict(enumerate(host.host for host in ordered for _ in range(host.procs)))
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -104,4 +110,4 @@ class Preflight:
 
 def read_preflight(directory: Path) -> Preflight:
     """The preflight of the last launch."""
-    return typed.read(Preflight, directory / "preflight.json", MOST_BYTES) or Preflight()
+    return typed.read(Preflight, directory / "preflight.json", MAX_BYTES) or Preflight()

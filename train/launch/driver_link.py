@@ -44,9 +44,9 @@ class DriverLink:
         elif self._lost:
             return  # data that still comes was sent earlier
         elif isinstance(event, Due) and event.name == _SILENT:
-            self._lose(f"nothing heard from the driver for {SILENCE_S:.0f} s")
+            self._on_lost(f"nothing heard from the driver for {SILENCE_S:.0f} s")
         elif isinstance(event, Readable) and not event.data:
-            self._lose("the driver has gone away")
+            self._on_lost("the driver has gone away")
         elif isinstance(event, Readable):
             self._hear(event.data)
 
@@ -58,9 +58,9 @@ class DriverLink:
             if name := meaning.get(word.strip()):
                 self._events.inject(Signal(name))
 
-    def _lose(self, why: str) -> None:
+    def _on_lost(self, reason: str) -> None:
         self._lost = True
         # If the connection is gone, nobody reads this line.
-        say(f"{why}; asking for a clean stop")
+        say(f"{reason}; asking for a clean stop")
         self._events.inject(Signal("HUP"))
         self._events.set_alarm(_TIMEOUT, self._timeout_s)

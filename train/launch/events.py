@@ -90,21 +90,21 @@ class Events:
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._alarms: dict[str, float] = {}
         self._pending: list[Event] = []
-        self._heard: list[signal.Signals] = []
+        self._handled_signals: list[signal.Signals] = []
         self._signals: dict[int, float] = {}  # when each came last
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for signum in (*signals, signal.SIGCHLD):
             heard = even_ignored or signum is signal.SIGCHLD
             if heard or signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noticed)
-                self._heard.append(signum)
+                self._handled_signals.append(signum)
 
     def close(self) -> None:
         """Ignore signals from now on, because the process is about to end.
 
         Otherwise a signal that comes after the wakeup descriptor was closed would print a traceback.
         """
-        for signum in self._heard:
+        for signum in self._handled_signals:
             signal.signal(signum, signal.SIG_DFL if signum is signal.SIGCHLD else signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
 
@@ -161,7 +161,7 @@ class Events:
                 ready.discard(self._woken.fileno())
                 self._drain()
             for descriptor in ready:
-                self._read(descriptor)
+                self._read_descriptor(descriptor)
             for name in [name for name, at in self._alarms.items() if at <= self._clock()]:
                 del self._alarms[name]
                 self._pending.append(Due(name))
@@ -195,7 +195,7 @@ class Events:
                 code = os.waitstatus_to_exitcode(status)
                 self._pending.append(Exit(pid, code if code >= 0 else 128 - code))
 
-    def _read(self, descriptor: int) -> None:
+    def _read_descriptor(self, descriptor: int) -> None:
         data = os.read(descriptor, 4096)
         if not data:
             self._selector.unregister(descriptor)

@@ -95,13 +95,13 @@ def membership(
     ordered = sorted(chosen, key=lambda host: host.name != head)
     rank = next(i for i, host in enumerate(ordered) if host.name == me)
     return Membership(
-        me=me,
+        host_name=me,
         procs=ordered[rank].procs,
         world_size=sum(host.procs for host in ordered),
         node_rank=rank,
         first_rank=sum(host.procs for host in ordered[:rank]),
         nodes=len(ordered),
-        least=min(listed.least, len(ordered)),
+        min_nodes=min(listed.least, len(ordered)),
         head=head,
         head_address=ordered[0].address,
         port=port,
@@ -120,7 +120,7 @@ class Hosts(Tier):
         "--driven=": "",
         "--install": "",
     }
-    again = start_command(among_hosts=True)
+    restart_command = start_command(among_hosts=True)
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,7 @@ def of_lock(lock: Path) -> Path:
     asked = [line for line in content.splitlines() if not line.startswith(b"#")]
     python = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
     name = hashlib.sha256(b"\n".join([python.encode(), *asked])).hexdigest()[:12]
-    return _once(cache / "ddpgen" / name, content.decode("utf-8", "replace"), lock.absolute())
+    return _make_once(cache / "ddpgen" / name, content.decode("utf-8", "replace"), lock.absolute())
 
 
 def enter(environment: Path) -> None:
@@ -73,10 +73,10 @@ def enter(environment: Path) -> None:
 
 def _of_list(options: argparse.Namespace) -> Path:
     content = "".join(f"{line}\n" for line in options.requirements)
-    return _once(options.place.expanduser().absolute(), content)
+    return _make_once(options.place.expanduser().absolute(), content)
 
 
-def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
+def _make_once(environment: Path, content: str, lock: Path | None = None) -> Path:
     """Return `environment`, and make it if it is missing or incomplete. Raises Refusal."""
     try:
         environment.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
     listed.write_text(content, "utf-8")
     hashed = ("--require-hashes", "--no-deps") if lock else ()
     if _fails(*install, "--quiet", *hashed, "-r", str(listed)):
-        raise Refusal(EXIT_UNAVAILABLE, _why("uv" if uv else "pip", content, lock))
+        raise Refusal(EXIT_UNAVAILABLE, _install_error("uv" if uv else "pip", content, lock))
     if lock:
         installed = re.findall(r"^[^\s#-][^\s;]*", content, re.MULTILINE)
     else:
@@ -129,7 +129,7 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
     replace_file(environment / INSTALLED, "\n".join(installed).encode())
 
 
-def _why(tool: str, content: str, lock: Path | None) -> str:
+def _install_error(tool: str, content: str, lock: Path | None) -> str:
     if lock is None:
         return f"{tool} could not install the spec's requirements; its output is above"
     made_for = (re.findall("^# for: (.*)", content, re.MULTILINE) or ["another host"])[0]

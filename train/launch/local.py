@@ -29,11 +29,13 @@ class Local(Tier):
         self._results = directory.of(options.checkpoint_dir)
         self._command = command
         self._kept: KeptOutput | None = None
-        self.again = shlex.join(["bash", os.path.join(os.getcwd(), "local.sh"), *command.arguments])
+        self.restart_command = shlex.join(
+            ["bash", os.path.join(os.getcwd(), "local.sh"), *command.arguments]
+        )
 
     def membership(self) -> Membership:
         procs = self._options.procs
-        return Membership(me=socket.gethostname(), procs=procs, world_size=procs)
+        return Membership(host_name=socket.gethostname(), procs=procs, world_size=procs)
 
     def prepare(self, member: Membership, address: str) -> None:
         """Keep the output of a user's program, which is nowhere else. A workload's progress is in metrics.jsonl."""
@@ -52,7 +54,7 @@ class Local(Tier):
         results = f"results are in {self._results}"
         if self._kept is not None:
             results = f"what it printed is in {self._results / 'logs'}"
-        return at_end(end, results, self.again)
+        return at_end(end, results, self.restart_command)
 
 
 class KeptOutput:

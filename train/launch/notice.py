@@ -38,20 +38,22 @@ def main(argv: Sequence[str]) -> int:
     return ask_and_wait(options.stop_file.expanduser().absolute(), options.wait)
 
 
-def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
+def watch(stop_file: Path, names: Sequence[str], period_s: float) -> None:
     """Make `stop_file` as soon as one of these clouds gives notice; return then, or when none of them is here."""
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    notices: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
-        cloud = clouds()[name](os.environ.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every)
+        cloud = clouds()[name](
+            os.environ.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, period_s
+        )
         # Daemon threads: a missing answer delays neither the other clouds nor the end of the process.
-        threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
-    notice = next(filter(None, (said.get() for _ in names)), "")
+        threading.Thread(target=_watch, args=(cloud, period_s, notices), daemon=True).start()
+    notice = next(filter(None, (notices.get() for _ in names)), "")
     if not notice:
         say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
         return
     # Make it one line, whatever the service has put into it.
-    words = " ".join(f"{PREEMPTED}: {notice}".split())
-    while not _ask(stop_file, words):
+    reason = " ".join(f"{PREEMPTED}: {notice}".split())
+    while not _request_stop(stop_file, reason):
         time.sleep(_RETRY_S)
 
 
@@ -65,7 +67,7 @@ def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
         say(f"nothing to stop: {directory} is not there")
         return 0
     end = time.monotonic() + timeout_s
-    while not _ask(stop_file, f"{PREEMPTED}: kubernetes takes this machine back"):
+    while not _request_stop(stop_file, f"{PREEMPTED}: kubernetes takes this machine back"):
         if time.monotonic() > end:
             return 1
         time.sleep(_LOOK_S)
@@ -90,40 +92,40 @@ def _is_there(cloud: Cloud) -> bool:
     return False
 
 
-def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
-    """Ask until there is a notice and put it into `said`; put "" if the cloud is not here. Go on after any error: no
+def _watch(cloud: Cloud, period_s: float, notices: queue.SimpleQueue[str]) -> None:
+    """Ask until there is a notice and put it into `notices`; put "" if the cloud is not here. Go on after any error: no
     answer is no notice."""
     if not _is_there(cloud):
-        said.put("")
+        notices.put("")
         return
-    told = False
+    warned = False
     while True:
         began = time.monotonic()
         try:
-            if notice := cloud.look():
-                said.put(notice)
+            if notice := cloud.read_notice():
+                notices.put(notice)
                 return
         except Exception as error:  # noqa: BLE001 - a watch that dies is worse than one that errs
             why = str(error) if isinstance(error, ServiceError) else repr(error)
-            if not told:
+            if not warned:
                 say(
                     f"{cloud.name} does not say whether it takes this machine back ({why}); asking on"
                 )
-            told = True
-        time.sleep(max(0.0, began + every - time.monotonic()))
+            warned = True
+        time.sleep(max(0.0, began + period_s - time.monotonic()))
 
 
-def _ask(stop_file: Path, words: str) -> bool:
+def _request_stop(stop_file: Path, reason: str) -> bool:
     """Make the file with these words, unless there is one. Return True if there is one now."""
     try:
-        made = create_stop_file(stop_file, words)
+        made = create_stop_file(stop_file, reason)
     except OSError as error:
-        say(f"{words}; cannot create {stop_file} ({error.strerror}), trying again")
+        say(f"{reason}; cannot create {stop_file} ({error.strerror}), trying again")
         return False
     if made:
-        say(f"{words}; asking for a clean stop")
+        say(f"{reason}; asking for a clean stop")
     else:
-        say(f"{words}; a stop was asked for already ({reason_in(stop_file)})")
+        say(f"{reason}; a stop was asked for already ({reason_in(stop_file)})")
     return True
 
 

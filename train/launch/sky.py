@@ -42,7 +42,7 @@ _NOTICES_EVERY_S = 5.0
 class Sky(Tier):
     """One machine of a task."""
 
-    again = "sky jobs launch sky.yaml"
+    restart_command = "sky jobs launch sky.yaml"
     # SkyPilot signals every process below its shell. The workers ignore that, to finish a step and its checkpoint.
     ignored = (signal.SIGTERM,)
 
@@ -78,20 +78,20 @@ class Sky(Tier):
     def membership(self) -> Membership:
         options = self._options
         member = membership(os.environ, options.nodes, options.procs, options.ports)
-        self.me = member.me
+        self.me = member.host_name
         check_secrets(os.environ, options.secrets)
         if options.mount and not os.path.ismount(os.path.realpath(options.mount)):
             raise Refusal(
                 EXIT_UNAVAILABLE,
-                f"{member.me}: the bucket {options.bucket} is not mounted at {options.mount}; sky jobs "
+                f"{member.host_name}: the bucket {options.bucket} is not mounted at {options.mount}; sky jobs "
                 "logs --controller ID (or sky logs --provision CLUSTER) says why",
             )
-        self._directory = directory.of(options.checkpoint_dir, member.part)
+        self._directory = directory.of(options.checkpoint_dir, member.task_directory)
         try:
             number = enroll(self._directory, start(os.environ, member.launch), member.node_rank)
         except OSError as error:
             raise directory.unusable(self._directory, error) from None
-        self.scheduler = f"sky {member.part} {number}"
+        self.scheduler = f"sky {member.task_directory} {number}"
         return member
 
     def prepare(self, member: Membership, address: str) -> None:
@@ -137,7 +137,7 @@ class Sky(Tier):
         if reason.startswith(("preempted", "signal")):
             back = f"{self.me}: {line}, {reason}; SkyPilot starts a managed job again"
             return ExitReport(EXIT_PREEMPTED, (back,), comes_back=True)
-        starts_again = f"; {end.next}: {self.again}" if end.next else ""
+        starts_again = f"; {end.next}: {self.restart_command}" if end.next else ""
         stopped = f"{self.me}: {line} ({reason or 'user'}){starts_again}"
         return ExitReport(SKY_EXIT_STOPPED, (stopped,))
 
@@ -169,19 +169,19 @@ def membership(
     # SkyPilot's machines may be nodes of Slurm, which jobs share.
     launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}"
     return Membership(
-        me=f"node{node_rank}",
+        host_name=f"node{node_rank}",
         procs=procs,
         world_size=nodes * procs,
         node_rank=node_rank,
         first_rank=node_rank * procs,
         nodes=nodes,
-        least=nodes,
+        min_nodes=nodes,
         head="node0",
         head_address=addresses[0],
         port=ports[zlib.crc32(launch.encode()) % len(ports)],
         roster=[(f"node{number}", address) for number, address in enumerate(addresses)],
         launch=launch,
-        part=part,
+        task_directory=part,
     )
 
 

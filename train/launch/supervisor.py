@@ -67,7 +67,7 @@ class Supervisor:
         self._stops, self._killed = 0, False
         self._attempt = ""
         self._workers: Workers | None = None
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
     def run(self) -> int:
         """Run the launch; return the exit code."""
@@ -79,7 +79,7 @@ class Supervisor:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
             # Print the report's path first, because programs read the job's end from the last line.
-            say_report(self.checkpoint_dir, time.monotonic() - self._began)
+            say_report(self.checkpoint_dir, time.monotonic() - self._started_at)
         for line in outcome.lines:
             say(line)
         if self._attempt and outcome.code and not outcome.comes_back:
@@ -98,26 +98,28 @@ class Supervisor:
             portable.pin(
                 os.environ
             )  # so that the preflight compares the instruction set that the workers will use
-        self.member = member = self._beside(self._tier.membership)
-        self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
+        self.member = member = self._run_in_thread(self._tier.membership)
+        self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.task_directory)
         if self._options.setup:
             self._set_up(self._options.setup)
         if member.is_head and len(member.roster) > 1:
-            say(f"{member.me} is the head, at {member.meets_at}; expecting {member.others}")
-        only = self._options.preflight
-        if only or not self._options.no_preflight:
-            driven = bool(self._options.driven)
-            why = self._beside(lambda: preflight.run(self._settings(), driven))
-            if why or only:
+            say(
+                f"{member.host_name} is the head, at {member.meets_at}; expecting {member.other_names}"
+            )
+        check_only = self._options.preflight
+        if check_only or not self._options.no_preflight:
+            has_driver = bool(self._options.driven)
+            why = self._run_in_thread(lambda: preflight.run(self._settings(), has_driver))
+            if why or check_only:
                 return ExitReport(EXIT_UNAVAILABLE if why else 0, reason=why)
         bundle = _hold(self._bundle)
-        self._attempt = self._beside(self._acquire)
-        interface, address, head = self._beside(self._network)
-        self._beside(lambda: self._tier.prepare(member, address))
+        self._attempt = self._run_in_thread(self._acquire)
+        interface, address, head = self._run_in_thread(self._network)
+        self._run_in_thread(lambda: self._tier.prepare(member, address))
         self._start(interface, address, head, [bundle] if bundle is not None else [])
         return self._wait()
 
-    def _beside(self, work: Callable[[], Any]) -> Any:
+    def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError, and what `work` raises."""
         return self._events.result_of(work, self._on_early_event)
 
@@ -130,7 +132,7 @@ class Supervisor:
 
     def _enter(self, lock: Path) -> None:
         """Continue in the Python that has the packages of the version lock. Raises Refusal, NotBegunError."""
-        environment = self._beside(lambda: install.of_lock(lock))
+        environment = self._run_in_thread(lambda: install.of_lock(lock))
         self._tier.hand_over()
         install.enter(environment)
 
@@ -140,11 +142,11 @@ class Supervisor:
         words = ("bash", "-euo", "pipefail", lines)
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            code = self._beside(child.wait)
+            code = self._run_in_thread(child.wait)
             if (
                 code < 0 or code > 128
             ):  # a signal ended it, and this supervisor may get the same signal
-                self._beside(lambda: time.sleep(LATE_S))
+                self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
             end_group(child.pid)
             raise
@@ -157,11 +159,11 @@ class Supervisor:
         member, options = self.member, self._options
         return Settings(
             job=options.job,
-            me=member.me,
+            host_name=member.host_name,
             checkpoint_dir=self.checkpoint_dir,
             node_rank=member.node_rank,
             nodes=member.nodes,
-            least=member.least,
+            min_nodes=member.min_nodes,
             world_size=member.world_size,
             procs=member.procs,
             head=member.head_address,
@@ -176,23 +178,23 @@ class Supervisor:
             timeout_s=options.timeout,
             ignore=frozenset(options.ignore),
             scheduler=self._tier.scheduler,
-            script=self._tier.again,
+            script=self._tier.restart_command,
             saves=self._saves(),
-            only=self._options.preflight,
+            check_only=self._options.preflight,
         )
 
     def _saves(self) -> tuple[str, ...]:
         """Return the patterns of the files from which a user's script resumes."""
         if self._command.program[0] != "script":
             return ()
-        program = words.filled_program(self._command, self._values("", ""))
+        program = words.filled_program(self._command, self._placeholder_values("", ""))
         return saves.patterns(list(program), self._bundle, self.checkpoint_dir)
 
     @property
-    def held(self) -> Path:
+    def held_directory(self) -> Path:
         """The directory that this host holds: the checkpoint directory, or on several hosts its own part of it."""
         whole = self.checkpoint_dir
-        return node_directory(whole, self.member.me) if self.member.head else whole
+        return node_directory(whole, self.member.host_name) if self.member.head else whole
 
     def _acquire(self) -> str:
         if importlib.util.find_spec("torch") is None:
@@ -202,64 +204,66 @@ class Supervisor:
                 "has it, install it there, or set 'python' in the spec to an interpreter that has it",
             )
         return directory.acquire(
-            self.checkpoint_dir, self.held, self._options.job, self._tier.scheduler
+            self.checkpoint_dir, self.held_directory, self._options.job, self._tier.scheduler
         )
 
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it. With a
         name, torch would try IPv6 first, which the preflight does not check. Raises Refusal."""
-        member, wanted = self.member, self._options.nic
+        member, interface = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
-            return wanted or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
+            return interface or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
         try:
-            name, address = nic.choose(member.head_address, wanted, member.is_head, member.peer)
+            name, address = nic.choose(member.head_address, interface, member.is_head, member.peer)
             if member.is_head:
                 nic.check_port_free(address, member.port)
             head = address if member.is_head else nic.resolve(member.head_address)
         except nic.NetworkError as error:
             raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
-        say(f"{member.me}: interface {name}, address {address}")
+        say(f"{member.host_name}: interface {name}, address {address}")
         return name, address, head
 
     # --- the workers ------------------------------------------------------------------------------
 
-    def _start(self, interface: str, address: str, head: str, kept: Sequence[int]) -> None:
+    def _start(self, interface: str, address: str, head: str, inherited_fds: Sequence[int]) -> None:
         options = self._options
-        every = pins(interface, options.threads, bool(self.member.head or options.store))
-        pinned = [pin for pin in every if pin.name not in options.keep]
-        command = words.workers(self._command, self._values(address, head))
+        all_pins = pins(interface, options.threads, bool(self.member.head or options.store))
+        pinned = [pin for pin in all_pins if pin.name not in options.keep]
+        command = words.workers(self._command, self._placeholder_values(address, head))
         # If all hosts share one log or terminal, only the head prints this.
         if self.member.is_head or not (self._tier.scheduler or options.driven):
-            self._tell(pinned, command)
+            self._say_start(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))
-            self._workers = Workers(command, environment, kept, self._tier.ignored)
+            self._workers = Workers(command, environment, inherited_fds, self._tier.ignored)
         except OSError as error:
             raise Refusal(
                 EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
             ) from None
         self._events.watch_child(self._workers.pid)
-        keep_alive(self.held, self._attempt)
+        keep_alive(self.held_directory, self._attempt)
         self._tier.watch(self._stop_file)
         self._events.run_in_thread(self._until_useless)
         if options.store and self.member.is_head:
             self._watch_store(options.store)
 
-    def _watch_store(self, place: str) -> None:
+    def _watch_store(self, store_url: str) -> None:
         """Start to watch the store, and make the stop file when the user asks for a stop there."""
         from train.checkpoint.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
-        about = place, scheduled.job if scheduled else self._attempt, self._stop_file
-        threading.Thread(target=stop.watch, args=about, daemon=True).start()
+        arguments = store_url, scheduled.job if scheduled else self._attempt, self._stop_file
+        threading.Thread(target=stop.watch, args=arguments, daemon=True).start()
 
-    def _values(self, address: str, head: str) -> Mapping[str, str]:
+    def _placeholder_values(self, address: str, head: str) -> Mapping[str, str]:
         member = self.member
-        some = (
-            f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        nodes = (
+            f"{member.min_nodes}:{member.nodes}"
+            if member.min_nodes < member.nodes
+            else f"{member.nodes}"
         )
         return {
-            "nodes": some,
+            "nodes": nodes,
             "head": head,
             "port": str(member.port),
             "address": address,
@@ -277,7 +281,7 @@ class Supervisor:
         }
 
     def _launch_environment(self, head: str) -> dict[str, str]:
-        told = {
+        variables = {
             "DDPGEN_JOB": self._options.job,
             "DDPGEN_TIER": _TIER_OF.get(self._options.tier, self._options.tier),
             "DDPGEN_ATTEMPT": self._attempt,
@@ -286,22 +290,24 @@ class Supervisor:
             "DDPGEN_LAUNCHER_PID": str(os.getpid()),
         }
         if self.member.head:
-            told.update(DDPGEN_NODE=self.member.me, DDPGEN_NODE_DIR=str(self.held))
-            told.update(MASTER_ADDR=head, MASTER_PORT=str(self.member.port))
+            variables.update(
+                DDPGEN_NODE=self.member.host_name, DDPGEN_NODE_DIR=str(self.held_directory)
+            )
+            variables.update(MASTER_ADDR=head, MASTER_PORT=str(self.member.port))
         if self.member.launch:
-            told["DDPGEN_LAUNCH"] = self.member.launch
+            variables["DDPGEN_LAUNCH"] = self.member.launch
         if self._tier.scheduler:
-            told[VARIABLE] = self._tier.scheduler
-            told["DDPGEN_SCRIPT"] = self._tier.again
+            variables[VARIABLE] = self._tier.scheduler
+            variables["DDPGEN_SCRIPT"] = self._tier.restart_command
         if self._options.store:
-            told["DDPGEN_CHECKPOINT_STORE"] = self._options.store
-        return told
+            variables["DDPGEN_CHECKPOINT_STORE"] = self._options.store
+        return variables
 
-    def _tell(self, pinned: Sequence[Pin], command: Sequence[str]) -> None:
-        settings = {shlex.quote(f"{pin.name}={pin.value}"): pin.why for pin in pinned}
+    def _say_start(self, pinned: Sequence[Pin], command: Sequence[str]) -> None:
+        settings = {shlex.quote(f"{pin.name}={pin.value}"): pin.reason for pin in pinned}
         width = max(map(len, settings), default=0)
         lines = [f"  {setting:<{width}}  # {why}" for setting, why in settings.items()]
-        say("\n".join(["starting the processes of this host", *lines, words.shown(command)]))
+        say("\n".join(["starting the processes of this host", *lines, words.displayed(command)]))
 
     # --- while they run ---------------------------------------------------------------------------
 
@@ -328,7 +334,7 @@ class Supervisor:
         alone_s = 0.0
         while alone_s < _ALONE_S:
             time.sleep(_LOOK_S)  # no event reports a new status, or the end of torchrun's children
-            status = read_status(self.held)
+            status = read_status(self.held_directory)
             failed = status is not None and status.word == "failed"
             is_alone = failed and self._workers.has_no_process()
             alone_s = alone_s + _LOOK_S if is_alone else 0.0
@@ -367,7 +373,7 @@ class Supervisor:
         if not self.member.head:
             return True
         with contextlib.suppress(OSError):
-            words_on_file = (self.held / "launch").read_text("utf-8", "replace").split()
+            words_on_file = (self.held_directory / "launch").read_text("utf-8", "replace").split()
             return bool(words_on_file[:1] == [self._attempt])
         return False
 
@@ -375,15 +381,15 @@ class Supervisor:
         """The job is over: if the status still says `running`, write the outcome."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
-            mine = Node(member.me, self.held, attempt, member.launch)
-        directory = self.checkpoint_dir if self._tier.decides else self.held
+            mine = Node(member.host_name, self.held_directory, attempt, member.launch)
+        directory = self.checkpoint_dir if self._tier.decides else self.held_directory
         try:
             settle_end(directory, attempt, mine, decision.word_of(outcome.code), outcome.why)
         except OSError as error:
             say(f"the status file cannot be written: {error.strerror}")
 
     def _end(self, code: int) -> End:
-        status = read_status(self.held)
+        status = read_status(self.held_directory)
         if status is not None and status.attempt != self._attempt:
             status = None
         elif (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from train.base.words import some
+from train.base.words import first_few
 from train.launch import decision
 from train.launch.decision import End, ExitReport, Request
 from train.launch.events import Event, Events
@@ -22,20 +22,20 @@ class Membership:
     """The hosts that take part, and the ranks of this host. `head`: "" for a job on one machine. `launch`: the id of
     the launch, if the driver or the scheduler gives one."""
 
-    me: str
+    host_name: str
     procs: int
     world_size: int
     node_rank: int = 0
     first_rank: int = 0
     nodes: int = 1
-    least: int = 1
+    min_nodes: int = 1
     head: str = ""
     head_address: str = ""
     port: int = 0
     roster: Sequence[tuple[str, str]] = ()
     launch: str = ""
     # A directory below the spec's checkpoint directory, on a tier where each task has its own.
-    part: str = ""
+    task_directory: str = ""
 
     @property
     def is_head(self) -> bool:
@@ -49,20 +49,20 @@ class Membership:
     @property
     def peer(self) -> str:
         """On the head, the address of another host, or its name if no address is known; "" elsewhere."""
-        others = [address or name for name, address in self.roster if name != self.me]
+        others = [address or name for name, address in self.roster if name != self.host_name]
         return others[0] if self.is_head and others else ""
 
     @property
-    def others(self) -> str:
+    def other_names(self) -> str:
         """The names of the other hosts, in words."""
-        return some([name for name, _ in self.roster if name != self.me])
+        return first_few([name for name, _ in self.roster if name != self.host_name])
 
 
 class Tier:
     """The parts of a launch that differ between the tiers. A tier decides, and the supervisor acts."""
 
     # The command that starts the job again.
-    again: str = ""
+    restart_command: str = ""
     scheduler: str = ""
     # True if the end of this host can be the end of the job.
     decides: bool = True
@@ -107,7 +107,7 @@ class Tier:
 
     def not_begun(self, name: str) -> ExitReport:
         """Report a signal that ended the launch before the workers were started."""
-        return decision.not_begun(self.again)
+        return decision.not_begun(self.restart_command)
 
     def at_end(self, end: End) -> ExitReport:
         """Turn the end of the workers into the exit code and the last lines."""

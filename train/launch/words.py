@@ -81,14 +81,14 @@ def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]
         (word, {**values, "newest": NEWEST} if word.startswith(_RESUMES) else values)
         for word in command.program
     )
-    return [_SCRIPTS.sub(partial(_of_script, values=known), word) for word, known in words]
+    return [_SCRIPTS.sub(partial(_fill_for_script, values=known), word) for word, known in words]
 
 
-def _of_script(found: re.Match[str], values: Mapping[str, str]) -> str:
-    if found[1] and found[3]:
-        return f"{{{found[2]}}}"
-    in_store = found[2] == "checkpoint_dir" and values.get("store")
-    return f"{found[1]}{in_store or values[found[2]]}{found[3]}"
+def _fill_for_script(match: re.Match[str], values: Mapping[str, str]) -> str:
+    if match[1] and match[3]:
+        return f"{{{match[2]}}}"
+    in_store = match[2] == "checkpoint_dir" and values.get("store")
+    return f"{match[1]}{in_store or values[match[2]]}{match[3]}"
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
 
 
-def shown(words: Sequence[str], indent: str = "  ") -> str:
+def displayed(words: Sequence[str], indent: str = "  ") -> str:
     """Return a command as a person would type it, over lines of at most 110 columns where that is possible."""
     lines: list[str] = []
     for word in map(shlex.quote, words):

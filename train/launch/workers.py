@@ -28,7 +28,7 @@ class Pin:
 
     name: str
     value: str
-    why: str
+    reason: str
 
 
 def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
@@ -68,12 +68,12 @@ class Workers:
         self,
         words: Sequence[str],
         environment: Mapping[str, str],
-        kept: Sequence[int] = (),
+        inherited_fds: Sequence[int] = (),
         ignored: Sequence[signal.Signals] = (),
         stderr: int | None = None,
     ) -> None:
-        """Start the launcher. `kept`: descriptors that it inherits. `ignored`: signals that it ignores. `stderr`: a
-        descriptor for its error output; by default this process's own. Raises OSError."""
+        """Start the launcher. `inherited_fds`: descriptors that it inherits. `ignored`: signals that it ignores. `stderr`:
+        a descriptor for its error output; by default this process's own. Raises OSError."""
         # The kernel signals the parent's death. If the launcher ignores TERM, that signal has to be KILL.
         last = signal.SIGKILL if signal.SIGTERM in ignored else signal.SIGTERM
 
@@ -89,7 +89,7 @@ class Workers:
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            pass_fds=tuple(kept),
+            pass_fds=tuple(inherited_fds),
             preexec_fn=prepare,  # noqa: PLW1509 - only the main thread forks, and no other has begun
         )
         self.pid = self._process.pid

@@ -45,22 +45,22 @@ def meet(
     settings: Settings,
     examine: Callable[[], Report],
     judge: Callable[[Sequence[Report], Sequence[Link]], list[Finding]],
-    tell: Callable[[PreflightResult], object],
-    say: Callable[[str], None],
+    publish: Callable[[PreflightResult], object],
+    print_line: Callable[[str], None],
 ) -> PreflightResult:
     """Meet the other hosts, and return the outcome.
 
     `examine` checks this host and may block. Only the head calls `judge`, with the reports of all hosts. Only the head
-    calls `tell`, with an outcome that ends the launch, before the other hosts hear of it. `say` prints a line for the
-    people who wait, and may block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what
+    calls `publish`, with an outcome that ends the launch, before the other hosts hear of it. `print_line` prints a line for
+    the people who wait, and may block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what
     `examine` raises.
     """
-    printer = Printer(say)
+    printer = Printer(print_line)
     try:
         if settings.is_head:
             from train.preflight.head import receive_clients
 
-            return asyncio.run(receive_clients(settings, examine, judge, tell, printer.say))
+            return asyncio.run(receive_clients(settings, examine, judge, publish, printer.say))
         from train.preflight.client import join_head
 
         return asyncio.run(join_head(settings, examine, printer.say))

@@ -34,35 +34,38 @@ def examine(settings: Settings) -> Report:
     """Check this host, and return its report within some 6 s. A look that hangs becomes a finding."""
     deadline = time.monotonic() + (ALONE_S if settings.alone else LIMIT_S)
     torch = facts.torch()
-    answers = gpus.ask() if gpus.wanted(settings, torch) else None
-    place = Look(lambda: directory.look(settings))
-    named = {name: Look(functools.partial(nic.resolve, name)) for name in network.names(settings)}
-    known = Look(lambda: facts.gather(torch, Path.cwd()))
-    saves = Look(lambda: facts.newest_save(settings)) if settings.saves else None
-    net = network.look(settings, lambda name: _resolved(settings, name, named[name]))
+    answers = gpus.start_query() if gpus.needs_gpus(settings, torch) else None
+    directory_call = BackgroundCall(lambda: directory.look(settings))
+    lookups = {
+        name: BackgroundCall(functools.partial(nic.resolve, name))
+        for name in network.names(settings)
+    }
+    facts_call = BackgroundCall(lambda: facts.gather(torch, Path.cwd()))
+    saves = BackgroundCall(lambda: facts.newest_save(settings)) if settings.saves else None
+    net = network.inspect_network(settings, lambda name: _resolved(settings, name, lookups[name]))
     cards = answers() if answers else None
-    found = known.result(deadline) or {}
+    host_facts = facts_call.result(deadline) or {}
     if saves is not None and (save := saves.result(deadline)) is not None:
-        found["save"] = save
-    kept = place.result(deadline)
-    if kept is not None and kept.token:
-        found["filesystem"] = kept.token
+        host_facts["save"] = save
+    directory_check = directory_call.result(deadline)
+    if directory_check is not None and directory_check.token:
+        host_facts["filesystem"] = directory_check.token
     findings = [
         *_judge_torch(settings, torch),
         *network.judge(settings, net),
-        *directory.judge(settings, kept),
+        *directory.judge(settings, directory_check),
         *(gpus.judge(settings, cards, torch) if cards else ()),
-        *limits.judge(settings, limits.look()),
+        *limits.judge(settings, limits.read_limits()),
     ]
-    return Report.of(
+    return Report.from_settings(
         settings,
         findings,
-        nic=net.taken,
+        nic=net.interface,
         address=net.address,
         prefix=net.prefix,
         first_address=net.first_address,
         resolved=net.head,
-        facts=found,
+        facts=host_facts,
     )
 
 
@@ -71,38 +74,38 @@ def _judge_torch(settings: Settings, torch: Torch | None) -> Iterator[Finding]:
     if torch is None:
         yield Finding(
             "PY002",
-            settings.me,
-            f"torch is not installed for {sys.executable} of {settings.me}",
+            settings.host_name,
+            f"torch is not installed for {sys.executable} of {settings.host_name}",
             "activate the virtual environment that has it, install it there, or set python: in the "
             "spec to an interpreter that has it",
         )
 
 
-def _resolved(settings: Settings, name: str, found: Look[str]) -> str:
-    address = found.result(found.began + NAMES_S)
+def _resolved(settings: Settings, name: str, lookup: BackgroundCall[str]) -> str:
+    address = lookup.result(lookup.started_at + NAMES_S)
     if address is None:
         raise NetworkError(
-            f"{settings.me} got no answer to what the address of {name!r} is in {NAMES_S:g} s",
+            f"{settings.host_name} got no answer to what the address of {name!r} is in {NAMES_S:g} s",
             "look after the name server in /etc/resolv.conf there, or add the name to /etc/hosts",
             "NAME001",
         )
     return address
 
 
-class Look(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A look at something that may not answer, in a daemon thread of its own."""
 
-    def __init__(self, look: Callable[[], T]) -> None:
-        self._look = look
-        self._seen: T | None = None
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._result: T | None = None
         self._error: BaseException | None = None
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._seen = self._look()
+            self._result = self._function()
         except BaseException as error:  # noqa: BLE001 - result() raises it
             self._error = error
 
@@ -111,4 +114,4 @@ class Look(Generic[T]):
         self._thread.join(max(_LAST_S, deadline - time.monotonic()))
         if self._error is not None:
             raise self._error
-        return self._seen
+        return self._result

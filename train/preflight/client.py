@@ -61,10 +61,10 @@ _PROGRAM = ("silent", "foreign", "broken")
 
 
 async def join_head(
-    settings: Settings, examine: Callable[[], Report], say: Callable[[str], None]
+    settings: Settings, examine: Callable[[], Report], print_line: Callable[[str], None]
 ) -> PreflightResult:
     """Take part in a launch as a client, until the verdict comes or it is clear that none will come."""
-    client = Client(settings, say)
+    client = Client(settings, print_line)
     try:
         return await client.run(examine)
     finally:
@@ -77,7 +77,7 @@ class Client:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings, self._waiting = settings, Waiting(say)
         self._began = time.monotonic()
-        self._hello = Hello.of(settings)
+        self._hello = Hello.from_settings(settings)
         self._search = Search(settings, self._hello)
         self._listener = Listener(self._answer, 2 * links.ALL_PAIRS + _STRANGERS)
         self._call: Conn | None = None
@@ -112,7 +112,9 @@ class Client:
             if outcome is not None:
                 return outcome
             met = self._search
-            self._waiting.tell(messages.waits_for_head(self._settings, met.address, met.trouble))
+            self._waiting.print_if_due(
+                messages.waits_for_head(self._settings, met.address, met.trouble)
+            )
             await self._pause()
 
     async def close(self) -> None:
@@ -186,7 +188,7 @@ class Client:
             return self._outcome(self._fault)
         if self._fault and search.met_for_s >= self._sure_s:
             return self._outcome(self._fault)
-        if search.trouble == "store" and not settings.only and self._joins() and not bad:
+        if search.trouble == "store" and not settings.check_only and self._joins() and not bad:
             return self._outcome(joined=True) if search.met_for_s >= _STORE_S else None
         if now >= self._began + settings.timeout_s:
             return self._outcome(messages.no_head(settings, search.address, search.trouble))
@@ -195,12 +197,14 @@ class Client:
     def _joins(self) -> bool:
         """True if this host may join a run under way at the head's port: the job is elastic, or the host took part
         before."""
-        elastic = self._settings.least < self._settings.nodes
+        elastic = self._settings.min_nodes < self._settings.nodes
         return elastic or (self._took_part.done() and self._took_part.result())
 
     def _has_taken_part(self) -> bool:
         settings = self._settings
-        return os.path.exists(node_directory(settings.checkpoint_dir, settings.me) / "launch")
+        return os.path.exists(
+            node_directory(settings.checkpoint_dir, settings.host_name) / "launch"
+        )
 
     def _outcome(self, fault: Finding | None = None, joined: bool = False) -> PreflightResult:
         verdict = self._verdict or Verdict(False, ())
@@ -231,7 +235,7 @@ class Client:
                 kind = message["kind"]
                 if kind == "wait":
                     admitted = True
-                    self._waiting.tell(plain(str(message.get("text", "")), _LINE))
+                    self._waiting.print_if_due(plain(str(message.get("text", "")), _LINE))
                     conn.send("still")
                 elif kind == "peers":
                     peers = [parsed(Peer, peer) for peer in message["peers"]]
@@ -259,7 +263,7 @@ class Client:
 
     async def _probe(self, conn: Conn, peers: Sequence[Peer]) -> None:
         source = self._report.address
-        self._links = await links.probe(self._settings.me, source, peers, self._launch)
+        self._links = await links.probe(self._settings.host_name, source, peers, self._launch)
         conn.send("links", links=[vars(link) for link in self._links])
 
 
@@ -333,28 +337,30 @@ class Search:
         finally:
             conn.close()
 
-    def _made_of(self, there: Hello, conn: Conn) -> str:
+    def _made_of(self, head_hello: Hello, conn: Conn) -> str:
         """Return the trouble for a preflight that is not this job's head, and keep its finding in `_fault`."""
-        settings, met = self._settings, NamedHost(there.host, self.address)
-        if there.job != settings.job:
-            if there.role != "head":
+        settings, met = self._settings, NamedHost(head_hello.host, self.address)
+        if head_hello.job != settings.job:
+            if head_hello.role != "head":
                 return "foreign"
-            me = NamedHost(settings.me)
-            self._fault = messages.other_job(me, settings.job, met, there.job, settings.port)
+            me = NamedHost(settings.host_name)
+            self._fault = messages.other_job(me, settings.job, met, head_hello.job, settings.port)
             if not self._told:  # so that the other head reports it as well
                 conn.send("hello", **vars(self._hello))
             self._told = True
             return "job"
-        if there.instance == self._hello.instance:
+        if head_hello.instance == self._hello.instance:
             return "refused"  # this very process: the host's own checks know if that is a fault
-        if there.preflight != VERSION:
+        if head_hello.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
-        elif there.head != settings.head:
-            theirs, ours = f"the head {there.head}", f"the head {settings.head}"
-            self._fault = messages.disagree(settings, met, theirs, NamedHost(settings.me), ours)
+        elif head_hello.head != settings.head:
+            theirs, ours = f"the head {head_hello.head}", f"the head {settings.head}"
+            self._fault = messages.disagree(
+                settings, met, theirs, NamedHost(settings.host_name), ours
+            )
         else:
             head = NamedHost(settings.head, self.address)
             self._fault = messages.wrong_host(
-                settings, settings.me, head, f"{met}, which is not the head"
+                settings, settings.host_name, head, f"{met}, which is not the head"
             )
         return "other"

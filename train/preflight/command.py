@@ -19,7 +19,7 @@ from pathlib import Path
 from train.base.console import plain, say
 from train.base.files import replace_file
 from train.preflight import checks, compare, phrases
-from train.preflight.checks import Look
+from train.preflight.checks import BackgroundCall
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, eased, ordered
 from train.preflight.report import Link, PreflightResult, Report
@@ -33,21 +33,23 @@ _LOOK_S = 2.0
 _KEEP_S = 5.0  # to write preflight.json if nothing is wrong
 
 
-def run(settings: Settings, driven: bool = False) -> str:
+def run(settings: Settings, has_driver: bool = False) -> str:
     """Run the preflight and print its findings. Returns why nothing may start, or "" if the launch may go on.
 
-    `driven`: hosts/run.sh shows all hosts on one terminal.
+    `has_driver`: hosts/run.sh shows all hosts on one terminal.
     """
     # A file server may not answer, or may fail. The checks find that out and report it.
-    for place in Look(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ():
-        lock.await_last_words(place)
-    check = _Check(settings, one_log=driven or settings.scheduled is not None)
+    for directory in (
+        BackgroundCall(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ()
+    ):
+        lock.await_last_words(directory)
+    check = _Check(settings, one_log=has_driver or settings.scheduled is not None)
     outcome = check.meet()
-    findings = check.tell(outcome)
+    findings = check.publish(outcome)
     if any(finding.is_error for finding in findings):
         why = _failed(findings)
         # The driver quotes the last line of each host.
-        if driven or not check.stands_in_log(outcome):
+        if has_driver or not check.stands_in_log(outcome):
             say(why)
         return why
     _say_passed(settings, outcome, findings)
@@ -60,9 +62,9 @@ class _Check:
     def __init__(self, settings: Settings, one_log: bool) -> None:
         self._settings, self._one_log = settings, one_log
         self._shown: list[Finding] = []
-        self._told: Sequence[Finding] | None = None
+        self._published_findings: Sequence[Finding] | None = None
         # The head calls tell() in a thread, and may give up waiting for that thread.
-        self._telling = threading.Lock()
+        self._publishing = threading.Lock()
 
     def meet(self) -> PreflightResult:
         """Check this host, and check in with the others if there are any."""
@@ -70,21 +72,21 @@ class _Check:
         if not settings.alone:
             from train.preflight import checkin  # slower to import, and one machine needs none
 
-            return checkin.meet(settings, self._examine, self._judge, self.tell, say)
+            return checkin.meet(settings, self._examine, self._judge, self.publish, say)
         began = time.monotonic()
         report = self._report()
         took = time.monotonic() - began
         return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
 
-    def tell(self, outcome: PreflightResult) -> list[Finding]:
+    def publish(self, outcome: PreflightResult) -> list[Finding]:
         """Keep the outcome, show the findings that were not shown yet, and return all findings."""
-        findings = _judged(self._settings, outcome.findings)
-        with self._telling:
-            if self._told is not outcome.findings:
-                self._told = outcome.findings
-                kept = _kept(self._settings, outcome, findings)
+        findings = _apply_ignore(self._settings, outcome.findings)
+        with self._publishing:
+            if self._published_findings is not outcome.findings:
+                self._published_findings = outcome.findings
+                record_path = _write_record(self._settings, outcome, findings)
                 if not self.stands_in_log(outcome):
-                    self._show([f for f in findings if f not in self._shown], kept)
+                    self._show([f for f in findings if f not in self._shown], record_path)
         return findings
 
     def stands_in_log(self, outcome: PreflightResult) -> bool:
@@ -93,7 +95,7 @@ class _Check:
 
     def _report(self) -> Report:
         report = checks.examine(self._settings)
-        return replace(report, findings=_judged(self._settings, report.findings))
+        return replace(report, findings=_apply_ignore(self._settings, report.findings))
 
     def _examine(self) -> Report:
         report = self._report()
@@ -101,17 +103,17 @@ class _Check:
             not self._one_log
         ):  # in one log, the table of all hosts comes once, and at once if a host has a fault
             # A paused terminal must not hold up the other hosts.
-            show = Look(lambda: self._show(report.findings, None))
+            show = BackgroundCall(lambda: self._show(report.findings, None))
             show.result(time.monotonic() + _LOOK_S)
         return report
 
     def _judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
-        return _judged(self._settings, compare.judge(self._settings, reports, links))
+        return _apply_ignore(self._settings, compare.judge(self._settings, reports, links))
 
-    def _show(self, findings: Sequence[Finding], kept: Path | None) -> None:
+    def _show(self, findings: Sequence[Finding], record_path: Path | None) -> None:
         if findings:
             self._shown.extend(findings)
-            _print(findings, kept)
+            _print(findings, record_path)
 
 
 def _ending(settings: Settings) -> Iterator[Path]:
@@ -120,28 +122,28 @@ def _ending(settings: Settings) -> Iterator[Path]:
     They are no fault of this launch.
     """
     with contextlib.suppress(OSError):
-        for place in (
+        for directory in (
             settings.checkpoint_dir,
-            node_directory(settings.checkpoint_dir, settings.me),
+            node_directory(settings.checkpoint_dir, settings.host_name),
         ):
-            if lock.ending(place, settings.scheduler):
-                yield place
+            if lock.ending(directory, settings.scheduler):
+                yield directory
 
 
-def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
+def _apply_ignore(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
     """The findings, where an error that the spec ignores has become a warning."""
     return [
         replace(finding, severity=WARNING)
         if finding.code in settings.ignore and finding.severity == ERROR
         else finding
-        for finding in eased(findings, settings.only)
+        for finding in eased(findings, settings.check_only)
     ]
 
 
-def _print(findings: Sequence[Finding], kept: Path | None) -> None:
+def _print(findings: Sequence[Finding], record_path: Path | None) -> None:
     # https://no-color.org
     colourless = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    text = phrases.table(findings, sys.stderr.isatty() and not colourless, kept)
+    text = phrases.table(findings, sys.stderr.isatty() and not colourless, record_path)
     # The terminal may be gone by now. That must not change the exit code.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
@@ -155,21 +157,23 @@ def _failed(findings: Sequence[Finding]) -> str:
 
 def _say_passed(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> None:
     ignored = sum(finding.code in settings.ignore for finding in findings)
-    live = settings.only and any(finding.code == "DIR004" for finding in findings)
+    live = settings.check_only and any(finding.code == "DIR004" for finding in findings)
     when = " when the live one has ended" if live else ""
     took = f"({outcome.seconds:.2f} s" + (f", {ignored} ignored)" if ignored else ")")
     if settings.alone:
-        if settings.only:
+        if settings.check_only:
             say(f"preflight: this machine can start the job{when} {took}")
     elif outcome.joined:
         say("preflight: this host is fine; joining the run under way")
     elif settings.is_head:
         say(f"preflight: {len(outcome.reports)} hosts can start the job{when} {took}")
-    elif settings.only:
+    elif settings.check_only:
         say(f"preflight: the head says that all hosts can start the job{when}")
 
 
-def _kept(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> Path | None:
+def _write_record(
+    settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]
+) -> Path | None:
     """Write preflight.json. Return its path, or None if it was not written or a file server does not answer.
 
     The head alone writes into a shared directory, because another host of a large job knows only its own report.
@@ -178,30 +182,30 @@ def _kept(settings: Settings, outcome: PreflightResult, findings: Sequence[Findi
         return None
     failed = any(finding.is_error for finding in findings)
     # A live job keeps its own record. The refusal of this launch says nothing about that job.
-    if any(f.code in ("DIR004", "DIR006") and f.host == settings.me for f in findings):
+    if any(f.code in ("DIR004", "DIR006") and f.host == settings.host_name for f in findings):
         return None
 
     def keep() -> Path | None:
-        kept = _keep(settings, outcome, findings, failed)
+        kept = _write_file(settings, outcome, findings, failed)
         if settings.is_head and not failed:
             with contextlib.suppress(OSError):  # every host has read it
                 (settings.checkpoint_dir / TOKEN).unlink(missing_ok=True)
         return kept
 
     keep_s = _LOOK_S if failed else _KEEP_S  # the findings are printed only after it
-    return Look(keep).result(time.monotonic() + keep_s)
+    return BackgroundCall(keep).result(time.monotonic() + keep_s)
 
 
-def _keep(
+def _write_file(
     settings: Settings, outcome: PreflightResult, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
     """Write preflight.json. Return its path, or None if it cannot be written."""
-    kept = settings.checkpoint_dir / FILE
+    path = settings.checkpoint_dir / FILE
     content = {
         "version": _VERSION,
         "job": settings.job,
         "launch": outcome.launch,
-        "host": settings.me,
+        "host": settings.host_name,
         "head": settings.head,
         "port": settings.port,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -212,7 +216,7 @@ def _keep(
         "links": [vars(link) for link in outcome.links],
     }
     try:
-        replace_file(kept, json.dumps(content, indent=1).encode() + b"\n", sync=False)
+        replace_file(path, json.dumps(content, indent=1).encode() + b"\n", sync=False)
     except OSError:
         return None  # a finding of its own says why the directory cannot be written to
-    return kept
+    return path

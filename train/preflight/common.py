@@ -34,9 +34,9 @@ class Printer:
     """Prints lines in a thread of its own, so that a paused terminal or a full pipe does not hold up the exchange.
     Lines that do not fit into its queue are dropped."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, print_line: Callable[[str], None]) -> None:
         self._lines: queue.Queue[str] = queue.Queue(_UNSAID)
-        self._thread = threading.Thread(target=self._print, args=[say], daemon=True)
+        self._thread = threading.Thread(target=self._print, args=[print_line], daemon=True)
         self._thread.start()
 
     def say(self, text: str) -> None:
@@ -49,23 +49,23 @@ class Printer:
         self.say("")
         self._thread.join(_FLUSH_S)
 
-    def _print(self, say: Callable[[str], None]) -> None:
+    def _print(self, print_line: Callable[[str], None]) -> None:
         while text := self._lines.get():
-            say(text)
+            print_line(text)
 
 
 @dataclass
 class Waiting:
     """Says for whom this host waits: after 5 s, then every 10 s."""
 
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     next_s: float = field(default_factory=lambda: time.monotonic() + _FIRST_LINE_S)
 
-    def tell(self, text: str) -> None:
+    def print_if_due(self, text: str) -> None:
         """Print the line if it is time for one."""
         if text and time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + _NEXT_LINE_S
-            self.say(text)
+            self.print_line(text)
 
 
 async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
@@ -73,8 +73,8 @@ async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
     try:
         return await within(background(examine), EXAMINED_S)
     except asyncio.TimeoutError:
-        hangs = messages.hangs(NamedHost(settings.me), "its own checks", EXAMINED_S)
-        return Report.of(settings, [hangs])
+        hangs = messages.hangs(NamedHost(settings.host_name), "its own checks", EXAMINED_S)
+        return Report.from_settings(settings, [hangs])
 
 
 def is_bad(settings: Settings, findings: Sequence[Finding]) -> bool:

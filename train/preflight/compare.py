@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from train.base.nic import is_loopback
 from train.preflight import link_findings
 from train.preflight.finding import NOTE, Finding, ordered
-from train.preflight.phrases import listed
+from train.preflight.phrases import join_names
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
 from train.run.saves import Saved, remedy
@@ -75,21 +75,21 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
 
 
 def _facts(
-    hosts: Sequence[Report], name: str, what: Callable[[str], str] = lambda value: value
+    hosts: Sequence[Report], name: str, describe: Callable[[str], str] = lambda value: value
 ) -> Values:
     """A fact of each host that knows it. A host that does not know it differs from no other."""
-    return {host.host: what(host.facts[name]) for host in hosts if host.facts.get(name)}
+    return {host.host: describe(host.facts[name]) for host in hosts if host.facts.get(name)}
 
 
 def _differing(
-    code: str, values: Values, what: str, remedy: str, severity: str = ""
+    code: str, values: Values, subject: str, remedy: str, severity: str = ""
 ) -> Iterator[Finding]:
     """One finding about the first host of the minority, if the hosts differ in a value."""
     kinds = _kinds(values)
     if len(kinds) < 2:
         return
     said = [
-        f"{listed(names)} {'has' if len(names) == 1 else 'have'} {what.format(value)}"
+        f"{join_names(names)} {'has' if len(names) == 1 else 'have'} {subject.format(value)}"
         for value, names in kinds
     ]
     first = kinds[0][1][0]
@@ -104,11 +104,11 @@ def _kinds(values: Values) -> list[tuple[str, list[str]]]:
     return [(kind, [host for host, value in values.items() if value == kind]) for kind in kinds]
 
 
-def _shortened(parts: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     """The parts joined; if there are more than six, only the five rarest and the most common one."""
-    if len(parts) > 6:
-        parts = [*parts[:5], f"{len(parts) - 6} other kinds", parts[-1]]
-    return "; ".join(parts)
+    if len(names) > 6:
+        names = [*names[:5], f"{len(names) - 6} other kinds", names[-1]]
+    return "; ".join(names)
 
 
 def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
     kinds = _kinds(resolved)
     if len(kinds) < 2:
         return
-    said = [f"{address} on {listed(names)}" for address, names in kinds]
+    said = [f"{address} on {join_names(names)}" for address, names in kinds]
     yield Finding(
         "NAME005",
         kinds[0][1][0],
@@ -143,8 +143,8 @@ def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
 
 def _addresses(shared: Sequence[Sequence[Report]]) -> Iterator[Finding]:
     for together in shared:
-        names = listed([host.host for host in together])
-        by = listed(list(dict.fromkeys(host.nic for host in together if host.nic)))
+        names = join_names([host.host for host in together])
+        by = join_names(list(dict.fromkeys(host.nic for host in together if host.nic)))
         yield Finding(
             "NIC009",
             together[-1].host,
@@ -167,7 +167,7 @@ def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
     yield Finding(
         "DIR005",
         alone[0],
-        f"{listed(alone)} {see} in {settings.checkpoint_dir} what {listed(kinds[-1][1])} put there",
+        f"{join_names(alone)} {see} in {settings.checkpoint_dir} what {join_names(kinds[-1][1])} put there",
         "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
         + ("" if settings.scheduler else ", or leave checkpoint.shared out of the spec"),
     )

@@ -55,7 +55,7 @@ def look(settings: Settings) -> Directory:
         return Directory(making=error)
     try:
         _try(where / f".preflight-{socket.gethostname()}-{os.urandom(8).hex()}", _TRIAL)
-        node = node_directory(where, settings.me)
+        node = node_directory(where, settings.host_name)
         if node.is_dir():  # an earlier launch has made it, perhaps as another user
             _try(node / f".preflight-{os.urandom(8).hex()}", 0)
         free = _free(where)
@@ -92,7 +92,7 @@ def _free(where: Path) -> int | None:
 
 
 def _held(where: Path, settings: Settings, deadline: float) -> Iterator[lock.HeldByLiveJobError]:
-    node = node_directory(where, settings.me)
+    node = node_directory(where, settings.host_name)
     for directory in (where, node):
         if directory == where and settings.head and _is_our_launch(where, node, settings):
             continue
@@ -110,7 +110,7 @@ def _is_our_launch(where: Path, node: Path, settings: Settings) -> bool:
     holder = lock.read_lock(where)
     if holder is None or holder.job != settings.job or settings.scheduled is not None:
         return False  # a scheduler's job returns to its own launch only, which was ruled out before
-    if settings.least < settings.nodes:
+    if settings.min_nodes < settings.nodes:
         return True  # hosts come and go
     try:
         return holder.attempt in (node / "launch").read_text("utf-8", "replace").split()
@@ -138,7 +138,7 @@ def _token(where: Path) -> str:
 
 def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR001 to DIR004, and DIR006. `seen` is None if the directory did not answer."""
-    me, where = settings.me, settings.checkpoint_dir
+    me, where = settings.host_name, settings.checkpoint_dir
     if seen is None:
         yield Finding(
             "DIR006",
@@ -165,22 +165,24 @@ def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
 
 def _failed(settings: Settings, error: OSError, code: str, what: str) -> Finding:
     where = settings.checkpoint_dir
-    node = node_directory(where, settings.me).absolute()
+    node = node_directory(where, settings.host_name).absolute()
     if error.filename and Path(os.fsdecode(error.filename)).parent == node:
         where = node
     why = error.strerror or str(error)
-    remedy = f"make it writable for this user on {settings.me}"
+    remedy = f"make it writable for this user on {settings.host_name}"
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         why, remedy = f"{_in_the_way(where)} is no directory", "move that away"
     elif error.errno == errno.EROFS:
-        remedy = f"mount it for writing on {settings.me}"
+        remedy = f"mount it for writing on {settings.host_name}"
     elif error.errno in _FULL:
         code, remedy = "DIR003", "free some space there"
     elif error.errno in _SILENT:
         code = "DIR006"
-        remedy = f"mount it anew on {settings.me} and look after its file server"
-    cause = f"the checkpoint directory {where} of {settings.me} {what}: {why}"
-    return Finding(code, settings.me, cause, f"{remedy}, or set checkpoint.dir to another place")
+        remedy = f"mount it anew on {settings.host_name} and look after its file server"
+    cause = f"the checkpoint directory {where} of {settings.host_name} {what}: {why}"
+    return Finding(
+        code, settings.host_name, cause, f"{remedy}, or set checkpoint.dir to another place"
+    )
 
 
 def _in_the_way(where: Path) -> Path:
@@ -192,5 +194,5 @@ def _in_the_way(where: Path) -> Path:
 def _in_use(settings: Settings, held: lock.HeldByLiveJobError) -> Finding:
     """DIR004. It is a note if it is too early to tell, because the launch will look again. It is also a note if this is
     only a check and the job itself runs."""
-    is_note = not held.is_certain or (settings.only and held.job == settings.job)
-    return Finding("DIR004", settings.me, held.cause, held.remedy, NOTE if is_note else "")
+    is_note = not held.is_certain or (settings.check_only and held.job == settings.job)
+    return Finding("DIR004", settings.host_name, held.cause, held.remedy, NOTE if is_note else "")

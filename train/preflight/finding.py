@@ -113,12 +113,12 @@ class Finding:
         return self.severity == ERROR
 
 
-def eased(findings: Sequence[Finding], only: bool) -> list[Finding]:
-    """The findings, where PORT002 and GPU003 are notes if this is `only` a check and the job itself runs.
+def eased(findings: Sequence[Finding], check_only: bool) -> list[Finding]:
+    """The findings, where PORT002 and GPU003 are notes if this is only a check and the job itself runs.
 
     The running job then uses its port and its GPUs. It runs on the hosts where DIR004 is not an error.
     """
-    live = {f.host for f in findings if only and f.code == "DIR004" and not f.is_error}
+    live = {f.host for f in findings if check_only and f.code == "DIR004" and not f.is_error}
     return [
         replace(f, severity=NOTE) if f.host in live and f.code in _HELD and f.is_error else f
         for f in findings

@@ -66,12 +66,12 @@ class Gpus:
     unknown: bool = False
 
 
-def wanted(settings: Settings, torch: Torch | None) -> bool:
+def needs_gpus(settings: Settings, torch: Torch | None) -> bool:
     """True if this job needs NVIDIA GPUs. If torch is built for AMD's, nvidia-smi is not asked."""
     return (settings.gpus > 0 or settings.backend == "nccl") and not (torch and torch.hip)
 
 
-def ask() -> Callable[[], Gpus]:
+def start_query() -> Callable[[], Gpus]:
     """Start nvidia-smi, and return a function that waits for its answers."""
     try:
         asked = [_start(_CARDS), _start(_USERS)]
@@ -156,25 +156,25 @@ def _is(card: Card, word: str) -> bool:
 # --- findings -------------------------------------------------------------------------------------
 
 
-def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def judge(settings: Settings, found_gpus: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU001 to GPU006."""
-    me = settings.me
-    if seen.trouble:
+    me = settings.host_name
+    if found_gpus.trouble:
         yield Finding(
             "GPU006",
             me,
-            f"nvidia-smi on {me} {seen.trouble}",
+            f"nvidia-smi on {me} {found_gpus.trouble}",
             "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
             "(nvidia-smi -pm 1); if it hangs or fails, reload the GPU driver or reboot",
         )
-    yield from _judge_count(settings, seen, torch)
-    yield from _judge_driver(settings, seen, torch)
-    yield from _judge_users(settings, seen)
+    yield from _judge_count(settings, found_gpus, torch)
+    yield from _judge_driver(settings, found_gpus, torch)
+    yield from _judge_users(settings, found_gpus)
 
 
-def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def _judge_count(settings: Settings, found_gpus: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU001, or GPU005 if the backend is nccl, because nccl needs CUDA."""
-    me, nccl = settings.me, settings.backend == "nccl"
+    me, nccl = settings.host_name, settings.backend == "nccl"
     gloo = ", or set backend: gloo and leave gpus_per_node out of the spec"
     count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
     if torch is not None and not torch.cuda:
@@ -186,38 +186,40 @@ def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterato
             cause = f"{blind} and sees no GPU, and {count} want one each"
             yield Finding("GPU001", me, cause, f"{install}, or ask for no GPUs in the spec")
         return
-    if nccl and seen.missing:
+    if nccl and found_gpus.missing:
         cause = f"{me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one"
         yield Finding("GPU005", me, cause, "install the GPU driver there" + gloo)
         return
-    shown = visible(seen.cards, os.environ)
-    if seen.trouble or seen.unknown or len(shown) >= settings.procs:
+    shown = visible(found_gpus.cards, os.environ)
+    if found_gpus.trouble or found_gpus.unknown or len(shown) >= settings.procs:
         return
-    have = f"{me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
-    if len(shown) != len(seen.cards):
+    have = f"{me} has {len(found_gpus.cards) or 'no'} GPU{'s' * (len(found_gpus.cards) != 1)}"
+    if len(shown) != len(found_gpus.cards):
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         have += f", of which CUDA_VISIBLE_DEVICES={listed!r} shows {len(shown) or 'none'}"
     remedy = "start fewer processes on this host, or let each of them see a GPU"
     yield Finding("GPU001", me, f"{have}, and {count} want one each", remedy)
 
 
-def _judge_users(settings: Settings, seen: Gpus) -> Iterator[Finding]:
+def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
     """GPU002, and GPU003 for an earlier run of this job."""
-    cards = {c.uuid: c for c in visible(seen.cards, os.environ)[: settings.procs]}
-    for user in seen.users:
+    cards = {c.uuid: c for c in visible(found_gpus.cards, os.environ)[: settings.procs]}
+    for user in found_gpus.users:
         if user.uuid not in cards:
             continue
         card, found = cards[user.uuid], _process(user)
         who = str(found) if found else f"process {user.pid} ({user.name})"
         memory = f" with {user.memory} MiB" if user.memory else ""
-        gpu = f"GPU {card.index} ({card.name}) of {settings.me}"
+        gpu = f"GPU {card.index} ({card.name}) of {settings.host_name}"
         if found is not None and found.is_earlier_run_of(settings.job):
             cause = f"{gpu} is still held by an earlier run: {who}{memory}"
-            yield Finding("GPU003", settings.me, cause, f"end it with `kill {user.pid}` there")
+            yield Finding(
+                "GPU003", settings.host_name, cause, f"end it with `kill {user.pid}` there"
+            )
         else:
             cause = f"{gpu} is in use by {who}{memory}"
             remedy = "wait for it or end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-            yield Finding("GPU002", settings.me, cause, remedy)
+            yield Finding("GPU002", settings.host_name, cause, remedy)
 
 
 def _process(user: User) -> ports.Holder | None:
@@ -227,16 +229,16 @@ def _process(user: User) -> ports.Holder | None:
     return found if found is not None and program and program in found.command else None
 
 
-def _judge_driver(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def _judge_driver(settings: Settings, found_gpus: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU004."""
-    if torch is None or not torch.cuda or not seen.driver or _has_own_driver_library():
+    if torch is None or not torch.cuda or not found_gpus.driver or _has_own_driver_library():
         return
     oldest = _DRIVERS.get(int(torch.cuda.partition(".")[0]), "")
-    if oldest and _version(seen.driver) < _version(oldest):
+    if oldest and _version(found_gpus.driver) < _version(oldest):
         yield Finding(
             "GPU004",
-            settings.me,
-            f"the NVIDIA driver {seen.driver} of {settings.me} is too old for torch {torch.version}, "
+            settings.host_name,
+            f"the NVIDIA driver {found_gpus.driver} of {settings.host_name} is too old for torch {torch.version}, "
             f"whose CUDA {torch.cuda} takes {oldest} or newer",
             f"update the GPU driver there to {oldest} or newer, or install a torch for an older CUDA",
         )

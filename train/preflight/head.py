@@ -32,37 +32,37 @@ _POLL_S = 0.25
 _OTHER_FILES = 128  # open in addition to the clients' connections
 
 Judge = Callable[[Sequence[Report], Sequence[Link]], "list[Finding]"]
-Tell = Callable[[PreflightResult], object]
+Publish = Callable[[PreflightResult], object]
 
 
 async def receive_clients(
     settings: Settings,
     examine: Callable[[], Report],
     judge: Judge,
-    tell: Tell,
-    say: Callable[[str], None],
+    publish: Publish,
+    print_line: Callable[[str], None],
 ) -> PreflightResult:
     """Take part in a launch as its head, until all hosts that came have the verdict."""
     began = time.monotonic()
     report = await examined(settings, examine)
     # Only after the checks, because they report the limit that the run will have.
     _allow_files(settings.nodes + _OTHER_FILES)
-    head = Head(settings, report, judge, tell, say, began)
+    head = Head(settings, report, judge, publish, print_line, began)
     try:
         return await head.run()
     finally:
         await head.close()
 
 
-def _allow_files(wanted: int) -> None:
-    """Raise the soft limit to `wanted` open files, or as far as the hard limit allows."""
+def _allow_files(count: int) -> None:
+    """Raise the soft limit to `count` open files, or as far as the hard limit allows."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        count = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 class Head:
@@ -73,14 +73,14 @@ class Head:
         settings: Settings,
         report: Report,
         judge: Judge,
-        tell: Tell,
-        say: Callable[[str], None],
-        began: float,
+        publish: Publish,
+        print_line: Callable[[str], None],
+        started_at: float,
     ) -> None:
         self._settings, self._report, self._judge = settings, report, judge
-        self._tell_user = tell
-        self._began = began
-        self._server = Server(settings, report, say)
+        self._publish = publish
+        self._started_at = started_at
+        self._server = Server(settings, report, print_line)
         self._listener = Listener(self._server.answer, 2 * settings.nodes + 64)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,8 +92,8 @@ class Head:
             server.fail()
         going = await self._gather()
         verdict = await self._conclude(await self._probe() if going else [])
-        self._seconds = time.monotonic() - self._began
-        return self._outcome(await self._tell(verdict))
+        self._seconds = time.monotonic() - self._started_at
+        return self._outcome(await self._send_verdict(verdict))
 
     def _outcome(self, verdict: Verdict) -> PreflightResult:
         known = (verdict.findings, verdict.reports, verdict.links)
@@ -118,7 +118,7 @@ class Head:
         except (OSError, OverflowError) as error:
             server.listens = False
             taken = ports.listen_finding(self._settings, error, await self._holder())
-            *_, taken = eased([*self._report.findings, taken], self._settings.only)
+            *_, taken = eased([*self._report.findings, taken], self._settings.check_only)
             server.fail(taken) if taken.is_error else server.note(taken)
 
     async def _holder(self) -> ports.Holder | None:
@@ -131,7 +131,7 @@ class Head:
 
     async def _gather(self) -> bool:
         """Wait for the others. Return True if the hosts that came can go on."""
-        server, end = self._server, self._began + self._settings.timeout_s
+        server, end = self._server, self._started_at + self._settings.timeout_s
         while not self._is_ready(time.monotonic()):
             if (left := end - time.monotonic()) <= 0:
                 return self._give_up()
@@ -143,27 +143,27 @@ class Head:
         if len(server.members) + 1 == self._settings.nodes:
             return True
         if server.failed_at is not None:
-            came = len(server.clients) + len(server.lost) + 1
+            came = len(server.clients) + len(server.lost_hosts) + 1
             return came >= self._settings.nodes or now >= self._last_chance(server.failed_at)
         return self._has_enough() and now >= server.last_arrival + _SETTLE_S
 
     def _has_enough(self) -> bool:
         server = self._server
-        return server.elastic and len(server.members) + 1 >= self._settings.least
+        return server.elastic and len(server.members) + 1 >= self._settings.min_nodes
 
     def _last_chance(self, failed_at: float) -> float:
         """Until when others may come, so that what is wrong with them is told as well."""
         server = self._server
-        proving = any(server.met.get(rank) == "" for rank in server.missing())
+        proving = any(server.contact_errors.get(rank) == "" for rank in server.missing())
         after_s = _PROVES_S if proving else _OTHERS_S
-        return max(failed_at + after_s, self._began + _LATE_S)
+        return max(failed_at + after_s, self._started_at + _LATE_S)
 
     def _give_up(self) -> bool:
         """At the end of rendezvous.timeout, report the missing hosts unless enough came. Return True to go on."""
         server = self._server
         if not self._has_enough():
             for rank in server.missing():
-                server.fail(messages.absent(self._settings, rank, server.met.get(rank)))
+                server.fail(messages.absent(self._settings, rank, server.contact_errors.get(rank)))
         return server.failed_at is None
 
     async def _until_changed(self, timeout_s: float) -> None:
@@ -183,13 +183,13 @@ class Head:
         server, settings, report = self._server, self._settings, self._report
         server.phase = PROBE
         members = server.in_order()
-        own = Peer(settings.me, report.first_address or settings.head, server.hello.port)
+        own = Peer(settings.host_name, report.first_address or settings.head, server.hello.port)
         peers = [own, *(m.peer for m in members)]
         plan = [[peers[i] for i in row] for row in links.neighbours(len(peers))]
         for member, row in zip(members, plan[1:]):
             member.doing = "it probed the other hosts"
             member.conn.send("peers", peers=[vars(peer) for peer in row])
-        seen = await links.probe(settings.me, report.address, plan[0], server.hello.instance)
+        seen = await links.probe(settings.host_name, report.address, plan[0], server.hello.instance)
         patience_s = links.BUDGET_S + SILENT_S + slack_s(settings.nodes)
         await self._until(self._is_probed, patience_s)
         for member in server.in_order():
@@ -197,7 +197,7 @@ class Head:
                 server.lose_silent(member, patience_s)
             seen += member.links or ()
         # A failed probe of a host that is gone says nothing about the network.
-        here = {settings.me, *(m.hello.host for m in server.in_order())} - server.lost
+        here = {settings.host_name, *(m.hello.host for m in server.in_order())} - server.lost_hosts
         return [link for link in seen if link.host in here and link.peer in here]
 
     def _is_probed(self) -> bool:
@@ -216,14 +216,14 @@ class Head:
         return self._weighed(judged, reports, seen)
 
     def _weighed(
-        self, judged: Sequence[Finding], reports: Sequence[Report], seen: Sequence[Link]
+        self, findings: Sequence[Finding], reports: Sequence[Report], links: Sequence[Link]
     ) -> Verdict:
         each = [finding for report in reports for finding in report.findings]
-        findings = ordered([*self._server.faults(), *each, *judged])
+        findings = ordered([*self._server.faults(), *each, *findings])
         goes = self._server.failed_at is None and not is_bad(self._settings, findings)
-        return Verdict(goes, findings, reports, seen, shown=True)
+        return Verdict(goes, findings, reports, links, shown=True)
 
-    async def _tell(self, verdict: Verdict) -> Verdict:
+    async def _send_verdict(self, verdict: Verdict) -> Verdict:
         """Send the verdict to all clients, and return it as it was sent last.
 
         No host goes on before all have acknowledged. Otherwise a host that is gone by then would leave the others
@@ -246,7 +246,7 @@ class Head:
         else:
             # Tell the user first: a host that ends with an error may make the scheduler end this one.
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(background(lambda: self._tell_user(self._outcome(verdict))), _SHOW_S)
+                await within(background(lambda: self._publish(self._outcome(verdict))), _SHOW_S)
             self._send(verdict)
             await self._until(lambda: not server.unheard, _ACKNOWLEDGE_S)
         # Let the clients close first, so that they keep TIME_WAIT and not this host's port.

@@ -34,7 +34,7 @@ class Limits:
     infiniband: bool = False
 
 
-def look() -> Limits:
+def read_limits() -> Limits:
     """The limits of this process, which its children inherit."""
     soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
     locked = _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
@@ -62,24 +62,24 @@ def _has_entries(directory: str) -> bool:
         return False
 
 
-def judge(settings: Settings, seen: Limits) -> Iterator[Finding]:
+def judge(settings: Settings, limits: Limits) -> Iterator[Finding]:
     """LIM001, LIM002 and LIM003."""
-    yield from _judge_files(settings, *seen.files)
-    if settings.backend == "nccl" and seen.infiniband and seen.locked is not None:
+    yield from _judge_files(settings, *limits.files)
+    if settings.backend == "nccl" and limits.infiniband and limits.locked is not None:
         yield Finding(
             "LIM002",
-            settings.me,
-            f"a process on {settings.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
+            settings.host_name,
+            f"a process on {settings.host_name} may lock only {limits.locked // 1024} KiB of memory, and nccl "
             "over InfiniBand locks its buffers",
             "set `memlock` to unlimited there (/etc/security/limits.conf, LimitMEMLOCK=infinity of the "
             "service that starts the job, or --ulimit memlock=-1 of the container)",
         )
-    if seen.shared is not None and seen.shared <= _SHARED:
-        has = f"has {seen.shared // _MIB} MiB" if seen.shared else "is missing"
+    if limits.shared is not None and limits.shared <= _SHARED:
+        has = f"has {limits.shared // _MIB} MiB" if limits.shared else "is missing"
         yield Finding(
             "LIM003",
-            settings.me,
-            f"/dev/shm of {settings.me} {has}; data workers and nccl pass their data through it",
+            settings.host_name,
+            f"/dev/shm of {settings.host_name} {has}; data workers and nccl pass their data through it",
             "give the container more (--shm-size=1g, or --ipc=host), or mount a larger tmpfs there",
         )
 
@@ -97,8 +97,8 @@ def _judge_files(settings: Settings, soft: int | None, hard: int | None) -> Iter
         )
     yield Finding(
         "LIM001",
-        settings.me,
-        f"a process on {settings.me} may open {soft} files, and each of {settings.world_size} processes "
+        settings.host_name,
+        f"a process on {settings.host_name} may open {soft} files, and each of {settings.world_size} processes "
         f"needs about {need}",
         remedy,
         ERROR if soft < _BARELY + _FILES_EACH * settings.world_size else WARNING,

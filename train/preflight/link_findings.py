@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from train.preflight.finding import Finding
-from train.preflight.phrases import NamedHost, listed
+from train.preflight.phrases import NamedHost, join_names
 from train.preflight.report import Link, Report
 
 # A host with one of these findings reaches the head by another interface than the chosen one.
@@ -41,7 +41,9 @@ def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
     for link in probes.links.values():
         if link.trouble:
             by_code.setdefault(_code(probes, link), []).append(link)
-    return [finding for code, bad in by_code.items() for finding in _told(probes, code, bad)]
+    return [
+        finding for code, bad in by_code.items() for finding in _group_findings(probes, code, bad)
+    ]
 
 
 def _code(probes: _Probes, link: Link) -> str:
@@ -82,25 +84,26 @@ def _has_met_head(probes: _Probes, *pair: str) -> bool:
     return bool(head.address) and client.resolved == head.address
 
 
-def _is_apart(one: Report, other: Report) -> bool:
+def _is_apart(first: Report, second: Report) -> bool:
     """True if the addresses are in different networks. A prefix of 32 says nothing, because clouds assign it."""
-    if 32 in (one.prefix, other.prefix):
+    if 32 in (first.prefix, second.prefix):
         return False
     try:
         networks = [
-            ipaddress.ip_interface(f"{host.address}/{host.prefix}").network for host in (one, other)
+            ipaddress.ip_interface(f"{host.address}/{host.prefix}").network
+            for host in (first, second)
         ]
     except ValueError:
         return False
     return networks[0] != networks[1]
 
 
-def _told(probes: _Probes, code: str, bad: Sequence[Link]) -> Iterator[Finding]:
+def _group_findings(probes: _Probes, code: str, bad: Sequence[Link]) -> Iterator[Finding]:
     if code == "NIC012":
         yield from _unreached(probes, bad)
         return
     host = _blamed(probes, bad)
-    cause, remedy = _WORDS[code](probes, bad, _between(probes, host, bad))
+    cause, remedy = _DESCRIPTIONS[code](probes, bad, _between_hosts(probes, host, bad))
     yield Finding(code, host, cause, remedy)
 
 
@@ -113,7 +116,7 @@ def _unreached(probes: _Probes, bad: Sequence[Link]) -> Iterator[Finding]:
             "NIC012",
             name,
             f"the processes of {name} bind {host.first_address}, the first address of {host.nic}, and "
-            f"{listed(others)} {do} not reach it; {name} checked in by {host.address}",
+            f"{join_names(others)} {do} not reach it; {name} checked in by {host.address}",
             f"remove {host.first_address} from {host.nic} of {name}, or add it again behind "
             f"{host.address} (ip addr del, ip addr add), or set nic: to another interface of {name}",
         )
@@ -129,16 +132,14 @@ def _blamed(probes: _Probes, bad: Sequence[Link]) -> str:
     return host if 2 * part[host] > len(bad) else next(iter(probes.hosts))
 
 
-def _between(probes: _Probes, host: str, links: Sequence[Link]) -> str:
+def _between_hosts(probes: _Probes, host: str, links: Sequence[Link]) -> str:
     """The direction in words, around the host that is blamed."""
     ends = {frozenset((link.host, link.peer)) for link in links}
     if not all(host in pair for pair in ends):
-        return (
-            f"between several hosts ({listed([f'{link.host} to {link.peer}' for link in links])})"
-        )
+        return f"between several hosts ({join_names([f'{link.host} to {link.peer}' for link in links])})"
     others = [other for other in probes.hosts if other != host and frozenset((host, other)) in ends]
     me = _located(probes, host)
-    them = str(_located(probes, others[0])) if len(others) == 1 else listed(others)
+    them = str(_located(probes, others[0])) if len(others) == 1 else join_names(others)
     if all(link.peer == host for link in links):
         return f"from {them} to {me}"
     if all(link.host == host for link in links):
@@ -150,10 +151,12 @@ def _located(probes: _Probes, host: str) -> NamedHost:
     return NamedHost(host, probes.hosts[host].address)
 
 
-def _filtered(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:
+def _filtered(probes: _Probes, links: Sequence[Link], between_hosts: str) -> tuple[str, str]:
     refused = any(link.trouble == "refused" for link in links)
     how = "rejected" if refused else "dropped without an answer"
-    cause = f"connections {between} to ephemeral ports are {how}, although all hosts checked in"
+    cause = (
+        f"connections {between_hosts} to ephemeral ports are {how}, although all hosts checked in"
+    )
     remedy = (
         "let the hosts talk to each other on all TCP ports (ufw allow from SUBNET; firewall-cmd "
         "--zone=trusted --add-source=SUBNET; a security group that admits itself)"
@@ -161,14 +164,14 @@ def _filtered(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str
     return cause, remedy
 
 
-def _apart(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:
+def _apart(probes: _Probes, links: Sequence[Link], between_hosts: str) -> tuple[str, str]:
     names = {name for link in links for name in (link.host, link.peer)}
     by = [
         f"{host.host} by {host.nic} ({host.address}/{host.prefix})"
         for name, host in probes.hosts.items()
         if name in names
     ]
-    cause = f"nothing gets through {between}: they take part on different networks, {listed(by)}"
+    cause = f"nothing gets through {between_hosts}: they take part on different networks, {join_names(by)}"
     remedy = (
         "set nic: of the job, or of each host, to interfaces on one network, or leave it out to have "
         "the one that leads to the head; if the networks are routed, look for a firewall"
@@ -176,12 +179,12 @@ def _apart(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, s
     return cause, remedy
 
 
-def _large(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:
+def _large(probes: _Probes, links: Sequence[Link], between_hosts: str) -> tuple[str, str]:
     names = {name for link in links for name in (link.host, link.peer)}
     nics = {probes.hosts[name].nic for name in names if probes.hosts[name].nic}
     nic = nics.pop() if len(nics) == 1 else "NIC"
     cause = (
-        f"large packets {between} get lost, while small ones pass: somewhere on the way the MTU is "
+        f"large packets {between_hosts} get lost, while small ones pass: somewhere on the way the MTU is "
         "smaller, and the ICMP message that would say so is filtered"
     )
     remedy = (
@@ -191,9 +194,13 @@ def _large(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, s
     return cause, remedy
 
 
-def _cut(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:
+def _cut(probes: _Probes, links: Sequence[Link], between_hosts: str) -> tuple[str, str]:
     broken = all(link.trouble == "broken" for link in links)
-    what = f"connections {between} break off" if broken else f"nothing gets through {between}"
+    what = (
+        f"connections {between_hosts} break off"
+        if broken
+        else f"nothing gets through {between_hosts}"
+    )
     remedy = (
         "look after what connects them: Wi-Fi that keeps its clients apart, VLANs, routes and access "
         "rules of a VPN; hosts[].address and nic: have to be of a network that all of them share"
@@ -201,7 +208,7 @@ def _cut(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str
     return f"{what}, although all hosts checked in with the head", remedy
 
 
-_WORDS: Mapping[str, Callable[[_Probes, Sequence[Link], str], tuple[str, str]]] = {
+_DESCRIPTIONS: Mapping[str, Callable[[_Probes, Sequence[Link], str], tuple[str, str]]] = {
     "LINK001": _large,
     "LINK004": _cut,
     "NIC008": _apart,

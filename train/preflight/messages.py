@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from train.preflight.finding import ERROR, WARNING, Finding
-from train.preflight.phrases import NamedHost, listed
+from train.preflight.phrases import NamedHost, join_names
 from train.preflight.settings import Settings
 
 CLOCK_S = 5.0  # clocks further apart are reported
@@ -14,7 +14,7 @@ CLOCK_S = 5.0  # clocks further apart are reported
 CLOCK_BREAKS_S = 15.0 - 5.0 - 1.0
 
 # What a connection attempt met (wire.WireError.trouble), about the host at the other end.
-MET = {
+CONTACT_ERRORS = {
     "": "its host answers",
     "unresolved": "its name does not resolve",
     "noroute": "there is no route to it",
@@ -28,15 +28,15 @@ MET = {
 }
 
 
-def named(settings: Settings, rank: int) -> NamedHost:
+def named_host(settings: Settings, rank: int) -> NamedHost:
     """The host with this node rank: by name and address if the spec lists it, else as `node RANK`."""
     known = list(settings.addresses.items())
     return NamedHost(*known[rank]) if rank < len(known) else NamedHost(f"node {rank}")
 
 
-def here(settings: Settings) -> NamedHost:
+def this_host(settings: Settings) -> NamedHost:
     """This host, with its address in the spec."""
-    return NamedHost(settings.me, settings.own_address)
+    return NamedHost(settings.host_name, settings.own_address)
 
 
 def _head(settings: Settings, address: str = "") -> NamedHost:
@@ -50,7 +50,7 @@ def _head(settings: Settings, address: str = "") -> NamedHost:
 def waits_for(settings: Settings, missing: Mapping[int, str | None]) -> str:
     """A line that names who is missing, and what the head met when it called there (None: unknown)."""
     lines = [
-        f"{named(settings, rank)}: it has not checked in{_called(settings, met)}"
+        f"{named_host(settings, rank)}: it has not checked in{_called(settings, met)}"
         for rank, met in list(missing.items())[:6]
     ]
     more = len(missing) - len(lines)
@@ -60,22 +60,26 @@ def waits_for(settings: Settings, missing: Mapping[int, str | None]) -> str:
 def waits_for_head(settings: Settings, address: str, trouble: str) -> str:
     """What a host says while it looks for the head."""
     port = f"port {settings.port} of {_head(settings, address)}"
-    return f"waiting for the head, {port}: {MET.get(trouble, trouble)}"
+    return f"waiting for the head, {port}: {CONTACT_ERRORS.get(trouble, trouble)}"
 
 
-def absent(settings: Settings, rank: int, met: str | None) -> Finding:
+def absent(settings: Settings, rank: int, contact_error: str | None) -> Finding:
     """HOST001: a host that never came."""
-    host = named(settings, rank)
+    host = named_host(settings, rank)
     return Finding(
         "HOST001",
         host.name,
-        f"{host} has not checked in within {settings.timeout_s:.0f} s{_called(settings, met)}",
+        f"{host} has not checked in within {settings.timeout_s:.0f} s{_called(settings, contact_error)}",
         f"{_starts(settings, host)}; if starting takes longer, set rendezvous.timeout in the spec",
     )
 
 
-def _called(settings: Settings, met: str | None) -> str:
-    return "" if met is None else f"; from {settings.me}: {MET.get(met, met)}"
+def _called(settings: Settings, contact_error: str | None) -> str:
+    return (
+        ""
+        if contact_error is None
+        else f"; from {settings.host_name}: {CONTACT_ERRORS.get(contact_error, contact_error)}"
+    )
 
 
 def _starts(settings: Settings, host: NamedHost) -> str:
@@ -88,16 +92,16 @@ def _starts(settings: Settings, host: NamedHost) -> str:
     return "start its script, or see what that says on its terminal"
 
 
-def _together(settings: Settings, otherwise: str) -> str:
-    """The remedy that makes all hosts start as parts of one launch. `otherwise`: without a scheduler."""
+def _together(settings: Settings, fallback: str) -> str:
+    """The remedy that makes all hosts start as parts of one launch. `fallback`: without a scheduler."""
     if settings.scheduled:
         return f"start the job by `{settings.script}` alone, which starts one task on each node"
-    return otherwise
+    return fallback
 
 
 def no_head(settings: Settings, address: str, trouble: str) -> Finding:
     """The head was not found in time: HOST001, HOST004, NAME001, PORT003 or PORT006."""
-    me, head = settings.me, _head(settings, address)
+    me, head = settings.host_name, _head(settings, address)
     span = f"within {settings.timeout_s:.0f} s"
     if trouble == "unresolved":
         return Finding(
@@ -128,7 +132,7 @@ def no_head(settings: Settings, address: str, trouble: str) -> Finding:
     return Finding(
         "HOST001",
         head.name,
-        f"the head, {head}, has not checked in {span}; from {me}: {MET.get(trouble, trouble)}",
+        f"the head, {head}, has not checked in {span}; from {me}: {CONTACT_ERRORS.get(trouble, trouble)}",
         f"{_starts(settings, head)}; if that runs, {opens}",
     )
 
@@ -143,16 +147,16 @@ def _opens(port: int, on: str, source: str) -> str:
 
 def filtered(settings: Settings, hosts: Sequence[NamedHost], trouble: str) -> Finding:
     """PORT003 or PORT004: they were reached from the head, but not the head from them."""
-    who = listed(hosts)
+    who = join_names(hosts)
     lost = trouble == "timeout"
-    head = NamedHost(settings.me, settings.own_address or settings.head)
+    head = NamedHost(settings.host_name, settings.own_address or settings.head)
     return Finding(
         "PORT003" if lost else "PORT004",
-        settings.me,
+        settings.host_name,
         f"what {who} send{'s' * (len(hosts) == 1)} to port {settings.port} of {head} "
-        f"{'gets no answer' if lost else 'is rejected'}, while {settings.me} listens there and reaches "
+        f"{'gets no answer' if lost else 'is rejected'}, while {settings.host_name} listens there and reaches "
         f"the same port of {who}: a firewall stands in that direction",
-        _opens(settings.port, settings.me, listed([host.name for host in hosts])),
+        _opens(settings.port, settings.host_name, join_names([host.name for host in hosts])),
     )
 
 
@@ -161,9 +165,9 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
     head = _head(settings, address)
     return Finding(
         "PORT006",
-        settings.me,
-        f"at port {settings.port} of {head}, as seen from {settings.me}, is no check of this job: "
-        f"{MET[trouble]}",
+        settings.host_name,
+        f"at port {settings.port} of {head}, as seen from {settings.host_name}, is no check of this job: "
+        f"{CONTACT_ERRORS[trouble]}",
         f"see with `ss -ltnp 'sport = :{settings.port}'` on {head.name} what it is and end it, or set "
         "another rendezvous.port in the spec",
     )
@@ -179,12 +183,12 @@ def wrong_host(settings: Settings, host: str, head: NamedHost, where: str) -> Fi
     )
 
 
-def another_bundle(settings: Settings, met: NamedHost) -> Finding:
+def another_bundle(settings: Settings, other_host: NamedHost) -> Finding:
     """VER005: the other host's preflight speaks another version of the exchange."""
     return Finding(
         "VER005",
-        settings.me,
-        f"{settings.me} and {met} check in with different versions of the bundle",
+        settings.host_name,
+        f"{settings.host_name} and {other_host} check in with different versions of the bundle",
         "render once, and copy that bundle to all hosts",
     )
 
@@ -215,7 +219,7 @@ def bad_rank(settings: Settings, host: NamedHost, rank: int) -> Finding:
 
 
 def disagree(
-    settings: Settings, host: NamedHost, theirs: str, head: NamedHost, ours: str
+    settings: Settings, host: NamedHost, client_value: str, head: NamedHost, head_value: str
 ) -> Finding:
     """RANK003."""
     once = (
@@ -224,7 +228,7 @@ def disagree(
     return Finding(
         "RANK003",
         host.name,
-        f"{host} was started for {theirs}, {head} for {ours}",
+        f"{host} was started for {client_value}, {head} for {head_value}",
         _together(settings, once),
     )
 
@@ -254,7 +258,7 @@ def hangs(host: NamedHost, doing: str, silent_s: float) -> Finding:
     )
 
 
-def left(settings: Settings, host: NamedHost, doing: str) -> Finding:
+def departed(settings: Settings, host: NamedHost, doing: str) -> Finding:
     """HOST003."""
     where = f"on the terminal of {host.name}"
     if settings.scheduled:
@@ -270,7 +274,7 @@ def left(settings: Settings, host: NamedHost, doing: str) -> Finding:
 def head_gone(settings: Settings, address: str, trouble: str, silent_s: float) -> Finding:
     """HOST002 or HOST003, about the head itself."""
     head, doing = _head(settings, address), "it gathered the hosts"
-    return hangs(head, doing, silent_s) if trouble == "silent" else left(settings, head, doing)
+    return hangs(head, doing, silent_s) if trouble == "silent" else departed(settings, head, doing)
 
 
 def clocks(head: str, ahead_s: Mapping[NamedHost, float]) -> Iterator[Finding]:

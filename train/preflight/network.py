@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from train.base import nic
-from train.base.nic import Interface, NetworkError, carrying, is_loopback, listed
+from train.base.nic import Interface, NetworkError, describe_interfaces, interface_with, is_loopback
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
@@ -47,93 +47,107 @@ Resolve = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Network:
-    """The result of look(). Addresses are IPv4; "" means that the host has no such address.
+    """The result of inspect_network(). Addresses are IPv4; "" means that the host has no such address.
 
-    `known`: the interfaces of this host; `kinds`: their kinds by name.
-    `head`, `peer`, `own`: the addresses to which the job's names resolve here.
+    `kinds`: of the `interfaces` of this host, by name.
+    `head`, `peer`, `own_address`: the addresses to which the job's names resolve here.
     `unresolved`: why the head's name does not resolve.
-    `source`: this host's address on the route to the peer; `route`: the interface of that route.
+    `route_source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
-    `taken`: the interface that the job uses on this host; `address`: its address.
-    `trouble`: why the host has no usable interface for the job.
+    `interface`: the one that the job uses on this host; `address`: its address.
+    `interface_error`: why the host has no usable interface for the job.
     """
 
-    known: Sequence[Interface] = ()
+    interfaces: Sequence[Interface] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
     head: str = ""
     peer: str = ""
-    own: str = ""
+    own_address: str = ""
     unresolved: NetworkError | None = None
-    source: str = ""
+    route_source: str = ""
     route: str = ""
     no_route: NetworkError | None = None
-    taken: str = ""
+    interface: str = ""
     address: str = ""
-    trouble: NetworkError | None = None
+    interface_error: NetworkError | None = None
 
     @property
     def prefix(self) -> int:
         """The number of bits of `address` that name its network."""
-        found = carrying(self.address, list(self.known)) if self.address else None
+        found = interface_with(self.address, list(self.interfaces)) if self.address else None
         return found.prefix(self.address) if found else 32
 
     @property
     def first_address(self) -> str:
         """The address that gloo and NCCL bind: they are given an interface, and take its first address."""
-        return next((each.addresses[0] for each in self.known if each.name == self.taken), "")
+        return next(
+            (each.addresses[0] for each in self.interfaces if each.name == self.interface), ""
+        )
 
 
 def names(settings: Settings) -> set[str]:
-    """The names that look() wants resolved."""
+    """The names that inspect_network() wants resolved."""
     return set() if settings.alone else {settings.head, settings.peer, settings.own_address} - {""}
 
 
-def look(settings: Settings, resolve: Resolve) -> Network:
+def inspect_network(settings: Settings, resolve: Resolve) -> Network:
     """Read this host's side of the network. `resolve` raises NetworkError."""
     if settings.alone and not settings.nic:
         return Network()
-    known, unlisted = _tried(nic.interfaces, list[Interface]())
+    interfaces, unlisted = _try_query(nic.interfaces, list[Interface]())
     if unlisted:
-        return Network(trouble=unlisted)
+        return Network(interface_error=unlisted)
 
     def resolved(name: str) -> tuple[str, NetworkError | None]:
-        return _tried(lambda: resolve(name), "") if name in names(settings) else ("", None)
+        return _try_query(lambda: resolve(name), "") if name in names(settings) else ("", None)
 
     head, unresolved = resolved(settings.head)
-    own, _ = resolved(settings.own_address)
+    own_address, _ = resolved(settings.own_address)
     peer, unknown_peer = resolved(settings.peer)
-    source, no_route = _tried(lambda: nic.source_towards(peer), "") if peer else ("", None)
-    by = carrying(source, known) if source else None
-    (taken, address), trouble = _tried(lambda: _choose(settings, known, head, peer), ("", ""))
-    if not trouble and unknown_peer and settings.is_head and not settings.nic and address != head:
+    route_source, no_route = (
+        _try_query(lambda: nic.source_towards(peer), "") if peer else ("", None)
+    )
+    route = interface_with(route_source, interfaces) if route_source else None
+    (interface, address), interface_error = _try_query(
+        lambda: _choose(settings, interfaces, head, peer), ("", "")
+    )
+    if (
+        not interface_error
+        and unknown_peer
+        and settings.is_head
+        and not settings.nic
+        and address != head
+    ):
         # This head needs the route to the peer to find its interface, and the peer's name does not resolve.
-        taken, address, trouble = "", "", unknown_peer
+        interface, address, interface_error = "", "", unknown_peer
     return Network(
-        known, {each.name: kind(each.name) for each in known}, head, peer, own, unresolved, source,
-        by.name if by else "", no_route, taken, address, trouble,
+        interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
+        route.name if route else "", no_route, interface, address, interface_error,
     )  # fmt: skip
 
 
-def _tried(look: Callable[[], T], otherwise: T) -> tuple[T, NetworkError | None]:
+def _try_query(query: Callable[[], T], fallback: T) -> tuple[T, NetworkError | None]:
     try:
-        return look(), None
+        return query(), None
     except NetworkError as error:
-        return otherwise, error
+        return fallback, error
 
 
-def _choose(settings: Settings, known: list[Interface], head: str, peer: str) -> tuple[str, str]:
+def _choose(
+    settings: Settings, interfaces: list[Interface], head: str, peer: str
+) -> tuple[str, str]:
     """The interface and address that the launch will choose; ("", "") if the head's name does not resolve and the spec
     names no interface."""
     if not head and not settings.nic:
         return "", ""
-    taken, address = nic.choose(head, settings.nic, settings.is_head, peer)
-    nic.check_usable(next(each for each in known if each.name == taken), known)
-    return taken, address
+    interface, address = nic.choose(head, settings.nic, settings.is_head, peer)
+    nic.check_usable(next(each for each in interfaces if each.name == interface), interfaces)
+    return interface, address
 
 
 def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     """NAME001 to NAME003, HOST004, NIC001 to NIC007, NIC010 and NIC011."""
-    me, trouble = settings.me, net.trouble
+    me, trouble = settings.host_name, net.interface_error
     if net.unresolved is not None:
         yield _as_finding(settings, net.unresolved)
     yield from _judge_name(settings, net)
@@ -145,7 +159,12 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
         cause = error.cause
         if net.peer and net.peer != settings.peer:
             cause = cause.replace(f" to {net.peer}:", f" to {settings.peer} ({net.peer}):")
-        yield Finding("HOST004", me, f"{cause}; it has {listed(list(net.known))}", error.remedy)
+        yield Finding(
+            "HOST004",
+            me,
+            f"{cause}; it has {describe_interfaces(list(net.interfaces))}",
+            error.remedy,
+        )
     yield from _judge_route(settings, net)
     if not settings.alone:
         yield from _judge_addresses(settings, net)
@@ -153,12 +172,12 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
 
 def _as_finding(settings: Settings, error: NetworkError) -> Finding:
     more = settings.or_address("that host") if error.code == "NAME001" else ""
-    return Finding(error.code, settings.me, error.cause, f"{error.remedy}{more}")
+    return Finding(error.code, settings.host_name, error.cause, f"{error.remedy}{more}")
 
 
 def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
     """NAME002 on the head, NAME003 on the others."""
-    me, head = settings.me, settings.head
+    me, head = settings.host_name, settings.head
     if not net.head or settings.alone or _is_meant(settings, net):
         return
     if settings.is_head and is_loopback(net.head):
@@ -169,7 +188,9 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             f"write the address of {me} beside {head} in /etc/hosts there"
             f"{settings.or_address('that host')}",
         )
-    elif not settings.is_head and (is_loopback(net.head) or carrying(net.head, list(net.known))):
+    elif not settings.is_head and (
+        is_loopback(net.head) or interface_with(net.head, list(net.interfaces))
+    ):
         what = head if head == net.head else f"{head}, here {net.head},"
         yield Finding(
             "NAME003",
@@ -184,29 +205,29 @@ def _is_meant(settings: Settings, net: Network) -> bool:
     """True if the spec itself puts all hosts on this machine."""
     if settings.head == "localhost" or is_loopback(settings.head):
         return True
-    return not settings.is_head and net.own == net.head
+    return not settings.is_head and net.own_address == net.head
 
 
 def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC006, NIC007 and NIC011: the route takes another interface."""
-    me, taken, route = settings.me, net.taken, net.route
+    me, taken, route = settings.host_name, net.interface, net.route
     if not taken or not route or taken == route or net.kinds.get(taken) == LOOPBACK:
         return
-    if is_loopback(net.source):
+    if is_loopback(net.route_source):
         return
     what, of = net.kinds.get(taken, WIRED), net.kinds.get(route, WIRED)
     code = "NIC011"
     if of == WIRED and what != WIRED:
         code = "NIC006" if what == BRIDGE else "NIC007"
     kinds = {BRIDGE: "a bridge", VPN: "a VPN", WIRED: "a wired interface"}
-    change = f"set address: of {me} in the spec to {net.source}"
+    change = f"set address: of {me} in the spec to {net.route_source}"
     if settings.scheduled:  # such a spec lists no hosts
         change = f"set nic: {route} in the spec"
     yield Finding(
         code,
         me,
         f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, and its route to "
-        f"{settings.peer} is by {route} ({net.source}), {kinds.get(of, of)}",
+        f"{settings.peer} is by {route} ({net.route_source}), {kinds.get(of, of)}",
         f"set nic: {route} in the spec, or leave nic: out, so that ddpgen chooses the interface"
         if settings.nic
         else f"{change}, or set nic: {taken} to keep it",
@@ -215,9 +236,13 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
 
 def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC010."""
-    me, known = settings.me, list(net.known)
-    if net.own and carrying(net.own, known) is None:
-        own = net.own if net.own == settings.own_address else f"{net.own} ({settings.own_address})"
+    me, known = settings.host_name, list(net.interfaces)
+    if net.own_address and interface_with(net.own_address, known) is None:
+        own = (
+            net.own_address
+            if net.own_address == settings.own_address
+            else f"{net.own_address} ({settings.own_address})"
+        )
         by, remedy = (
             "in the spec",
             f"correct address: of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
@@ -227,7 +252,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         yield Finding(
             "NIC010",
             me,
-            f"{own}, the address of {me} {by}, is not an address of this host, which has {listed(known)}",
+            f"{own}, the address of {me} {by}, is not an address of this host, which has {describe_interfaces(known)}",
             f"{remedy}behind NAT, ignore this",
         )
 

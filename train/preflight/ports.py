@@ -18,36 +18,40 @@ from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
 _PROC = Path("/proc")
-_SHOWN = 100  # characters of a command line
-_OURS = re.compile(r"(^| )-m ?(train|torch\.distributed\.run)( |$)|(^|[ /])torchrun( |$)")
+_MAX_COMMAND = 100  # characters of a command line
+_OWN_COMMAND = re.compile(r"(^| )-m ?(train|torch\.distributed\.run)( |$)|(^|[ /])torchrun( |$)")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process. `command`: its command line. `job`: the job that its environment names, or "". `ours`: one of our
+    """A process. `command`: its command line. `job`: the job that its environment names, or "". `is_own`: one of our
     launch scripts started it, or this user runs torchrun or train in it."""
 
     pid: int
     command: str
     job: str = ""
-    ours: bool = False
+    is_own: bool = False
 
     def __str__(self) -> str:
-        short = self.command if len(self.command) <= _SHOWN else self.command[: _SHOWN - 1] + "…"
+        short = (
+            self.command
+            if len(self.command) <= _MAX_COMMAND
+            else self.command[: _MAX_COMMAND - 1] + "…"
+        )
         return f"process {self.pid} ({short})" if short else f"process {self.pid}"
 
     def is_earlier_run_of(self, job: str) -> bool:
         """True if the process is ours and its environment names no other job, which may use the port."""
-        return self.ours and self.job in ("", job)
+        return self.is_own and self.job in ("", job)
 
 
 def holder(port: int, proc: Path = _PROC) -> Holder | None:
     """The process that listens on `port` here or has a connection from it; None if none is visible."""
-    wanted = set(_sockets(port, proc))
-    if not wanted:
+    sockets = set(_sockets(port, proc))
+    if not sockets:
         return None
     for pid in _pids(proc):
-        if wanted & set(_open_sockets(proc / str(pid))):
+        if sockets & set(_open_sockets(proc / str(pid))):
             return process(pid, proc)
     return None
 
@@ -57,40 +61,40 @@ def process(pid: int, proc: Path = _PROC) -> Holder | None:
     entry = proc / str(pid)
     try:
         words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        mine = entry.stat().st_uid == os.getuid()
+        same_user = entry.stat().st_uid == os.getuid()
     except OSError:
         return None
     command = " ".join(os.fsdecode(word) for word in words)
     command = "".join(c if c.isprintable() else "?" for c in command)
     environment = _environment(entry)
     started = "DDPGEN_JOB" in environment or "DDPGEN_ATTEMPT" in environment
-    ours = started or (mine and _OURS.search(command) is not None)
-    return Holder(pid, command, environment.get("DDPGEN_JOB", ""), ours)
+    is_own = started or (same_user and _OWN_COMMAND.search(command) is not None)
+    return Holder(pid, command, environment.get("DDPGEN_JOB", ""), is_own)
 
 
 def listen_finding(
-    settings: Settings, error: OSError | OverflowError, found: Holder | None
+    settings: Settings, error: OSError | OverflowError, port_holder: Holder | None
 ) -> Finding:
     """The finding that the head could not listen on its port: PORT001, PORT002 or PORT007."""
-    port, here = settings.port, settings.me
+    port, here = settings.port, settings.host_name
     another = "set another rendezvous.port in the spec"
     if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
         below = " (below 1024 that takes special rights)" if port < 1024 else ""
         why = getattr(error, "strerror", "") or error
         cause = f"{here} may not listen on port {port}{below}: {why}"
         return Finding("PORT007", here, cause, another)
-    if found is None:
+    if port_holder is None:
         cause = f"port {port} of {here} is taken by a program that this user cannot see"
         tool = f"ss -ltnp 'sport = :{port}'" if _PROC.exists() else f"lsof -nP -iTCP:{port}"
         show = f"`sudo {tool}` there shows which"
         return Finding("PORT001", here, cause, f"end it ({show}), or {another}")
-    if found.is_earlier_run_of(settings.job):
-        cause = f"port {port} of {here} is still held by an earlier run: {found}"
-        remedy = f"end it with `kill {found.pid}` there, or {another}"
+    if port_holder.is_earlier_run_of(settings.job):
+        cause = f"port {port} of {here} is still held by an earlier run: {port_holder}"
+        remedy = f"end it with `kill {port_holder.pid}` there, or {another}"
         return Finding("PORT002", here, cause, remedy)
-    by = f"job {found.job} of ddpgen, {found}" if found.job else str(found)
+    by = f"job {port_holder.job} of ddpgen, {port_holder}" if port_holder.job else str(port_holder)
     cause = f"port {port} of {here} is taken by {by}"
-    return Finding("PORT001", here, cause, f"end it (`kill {found.pid}` there), or {another}")
+    return Finding("PORT001", here, cause, f"end it (`kill {port_holder.pid}` there), or {another}")
 
 
 def _sockets(port: int, proc: Path) -> Iterator[str]:

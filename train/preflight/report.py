@@ -14,9 +14,9 @@ from train.preflight.settings import Settings
 VERSION = 4  # of the exchange
 _TYPES = {"str": (str,), "int": (int,), "float": (int, float)}
 _LONGEST = 4096  # characters
-_MOST = 1e15  # the largest number of any kind
+_MAX_NUMBER = 1e15  # the largest number of any kind
 _FINDINGS = 32 * 1024  # bytes for each client: the head sends to a thousand of them at once
-_ALL = 128 * 1024
+_MAX_BYTES = 128 * 1024
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def parsed(kind: type[T], value: Any, **made: Any) -> T:
         fits = (
             len(given) <= _LONGEST
             if is_text
-            else type(given) in (int, float) and abs(given) <= _MOST
+            else type(given) in (int, float) and abs(given) <= _MAX_NUMBER
         )
         if not fits or type(given) not in _TYPES[str(each.type)]:
             raise ValueError(f"no {kind.__name__}: {each.name}")
@@ -69,10 +69,12 @@ class Hello:
     preflight: int = VERSION
 
     @classmethod
-    def of(cls, settings: Settings) -> Hello:
+    def from_settings(cls, settings: Settings) -> Hello:
         role = "head" if settings.is_head else "client"
         counts = (settings.node_rank, settings.nodes, settings.world_size)
-        return cls(settings.job, settings.me, *counts, settings.head, secrets.token_hex(8), role)
+        return cls(
+            settings.job, settings.host_name, *counts, settings.head, secrets.token_hex(8), role
+        )
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ class Report:
     findings: Sequence[Finding] = ()
 
     @classmethod
-    def of(cls, settings: Settings, findings: Sequence[Finding], **known: Any) -> Report:
+    def from_settings(cls, settings: Settings, findings: Sequence[Finding], **known: Any) -> Report:
         counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
-        return cls(settings.me, *counts, settings.head, findings=tuple(findings), **known)
+        return cls(settings.host_name, *counts, settings.head, findings=tuple(findings), **known)
 
     @classmethod
     def from_json(cls, value: Any) -> Report:
@@ -174,7 +176,7 @@ class Verdict:
             "go": self.go,
             "shown": self.shown,
             "findings": told,
-            **(full if len(json.dumps(full)) <= _ALL else {}),
+            **(full if len(json.dumps(full)) <= _MAX_BYTES else {}),
         }
 
     @classmethod

@@ -38,7 +38,7 @@ _FILTERED = {"timeout": "timeout", "refused": "refused", "unreachable": "refused
 @dataclass
 class Member:
     """A client that takes part. `ahead_s`: how far its clock is ahead of the head's at least; `cut`:
-    what its own attempts at the head met, where the head had to call it; `heard`: monotonic seconds."""
+    what its own attempts at the head met, where the head had to call it; `heard_at`: monotonic seconds."""
 
     hello: Hello
     host: NamedHost
@@ -48,7 +48,7 @@ class Member:
     cut: str = ""
     doing: str = "it checked in"
     links: Sequence[Link] | None = None
-    heard: float = field(default_factory=time.monotonic)
+    heard_at: float = field(default_factory=time.monotonic)
 
     @property
     def reached(self) -> str:
@@ -64,26 +64,28 @@ class Member:
 class Server:
     """What the head knows of a launch, and how it hears of it. `report`: the head's own; `phase`:
     GATHER, PROBE, TELL, OVER; `listens`: at the port that the others try; `members`: by node rank;
-    `met`: what calling a missing host met, by rank; `clients`: who hears the verdict, of `members` or
-    turned away; `unheard`: whose acknowledgement of it is awaited; `lost`: hosts that left or fell
+    `contact_errors`: what calling a missing host met, by rank; `clients`: who hears the verdict, of `members` or
+    turned away; `unheard`: whose acknowledgement of it is awaited; `lost_hosts`: hosts that left or fell
     silent; `changed`: set when there is something to decide."""
 
-    def __init__(self, settings: Settings, report: Report, say: Callable[[str], None]) -> None:
-        self.settings, self.report, self.say = settings, report, say
-        self.elastic = settings.least < settings.nodes
-        self.hello = Hello.of(settings)
+    def __init__(
+        self, settings: Settings, report: Report, print_line: Callable[[str], None]
+    ) -> None:
+        self.settings, self.report, self.print_line = settings, report, print_line
+        self.elastic = settings.min_nodes < settings.nodes
+        self.hello = Hello.from_settings(settings)
         self.phase = GATHER
         self.listens = True
         self.members: dict[int, Member] = {}
-        self.met: dict[int, str] = {}
+        self.contact_errors: dict[int, str] = {}
         self.clients: set[Conn] = set()
         self.unheard: set[Conn] = set()
-        self.lost: set[str] = set()
+        self.lost_hosts: set[str] = set()
         self.last_arrival = time.monotonic()
         self.changed = asyncio.Event()
         self.failed_at: float | None = None
         self._faults: list[Finding] = []
-        self._waiting = Waiting(say)
+        self._waiting = Waiting(print_line)
 
     def missing(self) -> Iterator[int]:
         """The node ranks that have not come."""
@@ -112,28 +114,28 @@ class Server:
                 cut.setdefault(member.cut, []).append(member.host)
         filtered = [messages.filtered(self.settings, hosts, way) for way, hosts in cut.items()]
         ahead_s = {member.host: member.ahead_s for member in self.in_order()}
-        return [*self._faults, *filtered, *messages.clocks(self.settings.me, ahead_s)]
+        return [*self._faults, *filtered, *messages.clocks(self.settings.host_name, ahead_s)]
 
     # --- conversations ----------------------------------------------------------------------------
 
     async def answer(self, conn: Conn) -> None:
         """Answer a connection. Raises WireError if the other side is gone or no preflight."""
-        began = time.time()
+        started_at = time.time()
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
         if first["kind"] == "probe":
             await links.serve(conn, self.hello.instance, first)
         elif first["kind"] == "hello":
-            await self._converse(conn, first, began)
+            await self._converse(conn, first, started_at)
 
-    async def _converse(self, conn: Conn, first: Message, began: float) -> None:
-        """Converse with a client, from its hello on, until it is gone; then raise WireError. `began`: a time of this
-        host's clock before the hello was sent, in seconds."""
+    async def _converse(self, conn: Conn, first: Message, started_at: float) -> None:
+        """Converse with a client, from its hello on, until it is gone; then raise WireError. `started_at`: a time of
+        this host's clock before the hello was sent, in seconds."""
         member = None
         try:
-            member = self._admit(conn, first, began)
+            member = self._admit(conn, first, started_at)
             while True:
-                self._take(conn, member, await conn.receive())
+                self._handle_message(conn, member, await conn.receive())
         except (KeyError, ValueError, TypeError):
             raise WireError("foreign") from None
         finally:
@@ -141,9 +143,9 @@ class Server:
             self.unheard.discard(conn)
             self.changed.set()
             if member is not None:
-                self._lose(member, messages.left(self.settings, member.host, member.doing))
+                self._lose(member, messages.departed(self.settings, member.host, member.doing))
 
-    def _admit(self, conn: Conn, first: Message, began: float) -> Member | None:
+    def _admit(self, conn: Conn, first: Message, started_at: float) -> Member | None:
         """Admit the client as a member, or return None if it may not take part. Raises ValueError or TypeError for an
         invalid message, and WireError for a client that comes too late."""
         hello = parsed(Hello, first)
@@ -159,7 +161,7 @@ class Server:
         if self.phase == PROBE:
             raise WireError("late")
         report = Report.from_json(first.get("report"))
-        member = Member(hello, host, conn, report, _ahead_s(hello.clock, began))
+        member = Member(hello, host, conn, report, _ahead_s(hello.clock, started_at))
         faults = report.findings if is_bad(self.settings, report.findings) else ()
         # A host that the name leads to itself has been nowhere else; its own checks say so.
         if self.listens and not self._leads_to_itself(member.hello, conn):
@@ -177,14 +179,14 @@ class Server:
         conn.send("wait", text="")
         return member
 
-    def _take(self, conn: Conn, member: Member | None, message: Message) -> None:
+    def _handle_message(self, conn: Conn, member: Member | None, message: Message) -> None:
         """Note a client's message. Raises ValueError or TypeError if it is invalid."""
         if message["kind"] == "ack":
             self.unheard.discard(conn)
             self.changed.set()
         if member is None:
             return
-        member.heard = time.monotonic()
+        member.heard_at = time.monotonic()
         if message["kind"] == "links":
             member.links = [parsed(Link, each) for each in message.get("links", ())]
             member.doing = "it told how it reaches the other hosts"
@@ -193,14 +195,14 @@ class Server:
     # --- those who do not take part ---------------------------------------------------------------
 
     def _meet_stranger(self, conn: Conn, hello: Hello, host: NamedHost) -> None:
-        here, port = messages.here(self.settings), self.settings.port
+        here, port = messages.this_host(self.settings), self.settings.port
         finding = messages.other_job(host, hello.job, here, self.settings.job, port)
         self._refuse(conn, finding)
-        self.say(f"preflight: {plain(finding.cause, _LINE)}")
+        self.print_line(f"preflight: {plain(finding.cause, _LINE)}")
 
     def _wrong(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
         """The finding that keeps a client of this job from taking part, or None."""
-        settings, here = self.settings, messages.here(self.settings)
+        settings, here = self.settings, messages.this_host(self.settings)
         if hello.preflight != VERSION:
             return messages.another_bundle(settings, host)
         if (hello.nodes, hello.world_size) != (settings.nodes, settings.world_size):
@@ -216,24 +218,26 @@ class Server:
         return self._misled(conn, hello, host) if hello.way else None
 
     def _same_rank(
-        self, one: NamedHost, came_from: str, other: NamedHost, conn: Conn, rank: int
+        self, first: NamedHost, came_from: str, second: NamedHost, conn: Conn, rank: int
     ) -> Finding:
         """RANK001. If both hosts have the same name, name each with the address it came from."""
-        if one.name == other.name:
-            one, other = NamedHost(one.name, came_from), NamedHost(other.name, conn.address)
-        return messages.same_rank(self.settings, rank, one, other)
+        if first.name == second.name:
+            first, second = NamedHost(first.name, came_from), NamedHost(second.name, conn.address)
+        return messages.same_rank(self.settings, rank, first, second)
 
     def _misled(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
         """What kept a client from finding the head, which had to call it."""
         settings = self.settings
         if hello.head != settings.head:
             head = f"the head {hello.head}"
-            return messages.disagree(settings, host, head, messages.here(settings), settings.head)
+            return messages.disagree(
+                settings, host, head, messages.this_host(settings), settings.head
+            )
         by_name = hello.to not in ("", hello.head) and not self._leads_to_itself(hello, conn)
         if by_name and hello.to != self.report.resolved and not is_own(hello.to):
             there = self._at_address(hello.to)
             whose = f"{there}'s and " if there else ""
-            where = f"{hello.to}, which is {whose}no address of {settings.me}"
+            where = f"{hello.to}, which is {whose}no address of {settings.host_name}"
             return messages.wrong_host(settings, hello.host, NamedHost(hello.head), where)
         return None
 
@@ -269,7 +273,7 @@ class Server:
         if self.phase == OVER or self.members.get(member.hello.rank) is not member:
             return
         del self.members[member.hello.rank]
-        self.lost.add(member.hello.host)
+        self.lost_hosts.add(member.hello.host)
         member.conn.abort()
         if self.elastic:
             self._without(fault)
@@ -291,19 +295,19 @@ class Server:
             now = time.monotonic()
             if now - last > BEAT_S + 0.5:  # this process stood still; the clients were not silent
                 for member in self.members.values():
-                    member.heard = now
+                    member.heard_at = now
             last = now
             for member in self.in_order():
-                if now - member.heard > SILENT_S:
+                if now - member.heard_at > SILENT_S:
                     self.lose_silent(member, SILENT_S)
             text = self._waits_for()
             line = encode("wait", text=text)
             for conn in self.clients:
                 conn.write(line)
-            self._waiting.tell(text)
+            self._waiting.print_if_due(text)
 
     def _waits_for(self) -> str:
-        missing = {rank: self.met.get(rank) for rank in self.missing()}
+        missing = {rank: self.contact_errors.get(rank) for rank in self.missing()}
         if self.phase != GATHER or self.failed_at is not None or not missing:
             return ""
         return messages.waits_for(self.settings, missing)
@@ -320,7 +324,7 @@ class Server:
             await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
             while self.phase == GATHER:
                 for rank in self.missing():
-                    if messages.named(self.settings, rank).address and rank not in calls:
+                    if messages.named_host(self.settings, rank).address and rank not in calls:
                         calls[rank] = asyncio.create_task(self._call(rank, dialling))
                 await asyncio.sleep(_CALL_EVERY_S)
                 calls = {rank: call for rank, call in calls.items() if not call.done()}
@@ -334,18 +338,18 @@ class Server:
     async def _call(self, rank: int, dialling: asyncio.Semaphore) -> None:
         try:
             async with dialling:
-                address = await resolve(messages.named(self.settings, rank).address)
+                address = await resolve(messages.named_host(self.settings, rank).address)
                 conn = await dial(address, self.settings.port, _CONNECT_S)
             try:
                 there = parsed(Hello, await conn.receive(REPLY_S))
-                self.met[rank] = ""
+                self.contact_errors[rank] = ""
                 await self._speak(conn, there)
             finally:
                 conn.close()
         except WireError as error:
-            self.met[rank] = error.trouble
+            self.contact_errors[rank] = error.trouble
         except ValueError:
-            self.met[rank] = "foreign"
+            self.contact_errors[rank] = "foreign"
 
     async def _speak(self, conn: Conn, there: Hello) -> None:
         """Raises WireError."""
@@ -354,14 +358,14 @@ class Server:
         if there.role == "head":
             if not is_own(conn.address):  # on this very machine, that the port is taken says more
                 found = NamedHost(there.host, conn.address)
-                here = messages.here(self.settings)
+                here = messages.this_host(self.settings)
                 self.fail(messages.same_rank(self.settings, there.rank, here, found))
             return
-        began = time.time()
+        started_at = time.time()
         conn.send("call", listens=self.listens, **vars(self.hello))
-        await self._converse(conn, await conn.receive(_CALLED_S), began)
+        await self._converse(conn, await conn.receive(_CALLED_S), started_at)
 
 
-def _ahead_s(clock: float, began: float) -> float:
-    """Seconds by which `clock` is at least ahead of this host's, if it was read between `began` and now."""
-    return clock - min(max(clock, began), time.time())
+def _ahead_s(clock: float, started_at: float) -> float:
+    """Seconds by which `clock` is at least ahead of this host's, if it was read between `started_at` and now."""
+    return clock - min(max(clock, started_at), time.time())

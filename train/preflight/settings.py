@@ -16,20 +16,20 @@ class Settings:
     `head`: name or address that reaches the head; "" for a job on one machine, which meets no other host.
     `addresses`: the spec's address of each host, by name, in the order of the node ranks. It is empty if the spec lists
     no hosts; an address is "" if only the name is known, as for a scheduler's nodes.
-    `least`: the number of hosts that an elastic job needs to begin; equal to `nodes` otherwise.
+    `min_nodes`: the number of hosts that an elastic job needs to begin; equal to `nodes` otherwise.
     `timeout_s`: seconds to wait for a host that has not arrived.
     `scheduler`: the scheduler's job and its start (see train.base.scheduler), or "".
     `script`: the command that starts the job, for messages.
     `saves`: patterns of the saves from which a user's script goes on (train.resume).
-    `only`: this is a check alone; nothing starts after it.
+    `check_only`: this is a check alone; nothing starts after it.
     """
 
     job: str
-    me: str
+    host_name: str
     checkpoint_dir: Path
     node_rank: int = 0
     nodes: int = 1
-    least: int = 1
+    min_nodes: int = 1
     world_size: int = 1
     procs: int = 1
     head: str = ""
@@ -46,7 +46,7 @@ class Settings:
     scheduler: str = ""
     script: str = "bash hosts/run.sh"
     saves: tuple[str, ...] = ()
-    only: bool = False
+    check_only: bool = False
 
     @property
     def alone(self) -> bool:
@@ -66,11 +66,11 @@ class Settings:
     @property
     def own_address(self) -> str:
         """This host's address in the spec, or "" if the spec does not give it."""
-        return self.addresses.get(self.me, "")
+        return self.addresses.get(self.host_name, "")
 
     @property
     def peer(self) -> str:
         """The host whose route decides this host's interface: the head, or on the head another host ("" if unknown)."""
         if not self.is_head:
             return self.head
-        return next((at for name, at in self.addresses.items() if name != self.me), "")
+        return next((at for name, at in self.addresses.items() if name != self.host_name), "")

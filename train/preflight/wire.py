@@ -190,16 +190,16 @@ def bind(port: int, segment: int = SEGMENT) -> socket.socket:
 class Listener:
     """Listening sockets, and a task for each connection that comes in."""
 
-    def __init__(self, answer: Callable[[Conn], Awaitable[None]], most: int) -> None:
-        """`answer`: has the whole conversation. `most`: connections at a time; further ones are closed at once."""
-        self._answer, self._most = answer, most
+    def __init__(self, answer: Callable[[Conn], Awaitable[None]], max_connections: int) -> None:
+        """`answer`: has the whole conversation. `max_connections`: at a time; further ones are closed at once."""
+        self._answer, self._max_connections = answer, max_connections
         self._servers: list[asyncio.Server] = []
         self._conns: dict[Conn, asyncio.Task[None]] = {}
 
     async def open(self, sock: socket.socket) -> int:
         """Listen on this socket too, and return its port."""
         port: int = sock.getsockname()[1]
-        backlog = max(128, self._most)
+        backlog = max(128, self._max_connections)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._new_protocol, sock=sock, backlog=backlog)
         self._servers.append(server)
@@ -211,7 +211,7 @@ class Listener:
 
     def _enter(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         conn = Conn(reader, writer)
-        if len(self._conns) < self._most:
+        if len(self._conns) < self._max_connections:
             self._conns[conn] = asyncio.create_task(self._converse(conn))
         else:
             conn.abort()

@@ -25,7 +25,7 @@ _LARGEST = _MOST_BYTES - (64 << 20)  # the rest is for the archive's headers
 
 LISTING = "bundle.json"
 ARCHIVES = "bundles"
-HERE = Path(__file__).parents[2]
+PACKAGE_ROOT = Path(__file__).parents[2]
 """The bundle that this module is a part of, if it is part of one."""
 
 
@@ -34,7 +34,7 @@ def archive_path(directory: Path, name: str) -> Path:
     return directory / ARCHIVES / f"{name}.tar.gz"
 
 
-def keep(directory: Path, bundle: Path) -> str:
+def keep_archive(directory: Path, bundle: Path) -> str:
     """Keep the bundle in `directory`. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that
     is too large to be read back.
 
@@ -48,7 +48,7 @@ def keep(directory: Path, bundle: Path) -> str:
         return ""
     if sum(os.path.getsize(bundle / path) for path in paths if (bundle / path).exists()) > _LARGEST:
         raise OSError(errno.EFBIG, f"the bundle has more than {_LARGEST >> 20} MiB", str(bundle))
-    files = {path: found for path in paths if (found := _read(bundle / path)) is not None}
+    files = {path: found for path in paths if (found := _read_file(bundle / path)) is not None}
     sums = {path: hashlib.sha256(file).hexdigest() for path, (file, _) in files.items()}
     if sums != listing["files"]:
         content = _text({**listing, "files": sums})
@@ -65,7 +65,7 @@ def _text(listing: dict[str, Any]) -> bytes:
     return f"{json.dumps(listing, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
-def _read(path: Path) -> tuple[bytes, bool] | None:
+def _read_file(path: Path) -> tuple[bytes, bool] | None:
     """A file's content, and true if it may be executed; None if the file was removed."""
     try:
         with open_file(path) as file:
@@ -139,10 +139,10 @@ def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
     return files
 
 
-def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
+def _unpacked(archive: Path) -> dict[str, tuple[bytes, bool]]:
     """Exactly the files that the archive's bundle.json lists, each one verified. Raises ValueError and others."""
     files = {}
-    with open_file(place) as packed, gzip.GzipFile(fileobj=packed) as unzipped:
+    with open_file(archive) as packed, gzip.GzipFile(fileobj=packed) as unzipped:
         bounded: Any = _Bounded(unzipped)
         with tarfile.open(fileobj=bounded, mode="r|") as tar:
             for info in tar:

@@ -34,9 +34,13 @@ def node_directory(directory: Path, node: str) -> Path:
     return directory / "nodes" / node
 
 
-def stop_file(held: Path) -> Path:
-    """The stop file that ends the holder of `held`, which is a checkpoint directory or a host's part of one."""
-    directory = held.parent.parent if held.parent.name == "nodes" else held
+def stop_file(holder_directory: Path) -> Path:
+    """The stop file that ends the holder of `holder_directory`, which is a checkpoint directory or a host's part of one."""
+    directory = (
+        holder_directory.parent.parent
+        if holder_directory.parent.name == "nodes"
+        else holder_directory
+    )
     return directory / "stop"
 
 

@@ -446,7 +446,11 @@ def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
 def how_to_end(held: Path, holder: Holder) -> str:
     """The remedy against a job that holds `held`."""
     scheduled = holder.scheduled
-    cancel = f"end it at once with '{scheduled.cancel}', " if scheduled and scheduled.cancel else ""
+    cancel = (
+        f"end it at once with '{scheduled.cancel_command}', "
+        if scheduled and scheduled.cancel_command
+        else ""
+    )
     return (
         f"wait for it, stop it cleanly with 'touch {stop_file(held)}', {cancel}or give this job "
         "another checkpoint.dir"

@@ -43,14 +43,14 @@ class RunManifest:
         self,
         directory: Path,
         check: Callable[[], None],
-        about: Mapping[str, Any],
+        run: Mapping[str, Any],
         start: Start,
         environments: Mapping[str, Any],
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
         """Write the manifest. Raises OSError.
 
-        `check`: raises FencedOffError if this process must not write. `about`: values of the newest start outside of
+        `check`: raises FencedOffError if this process must not write. `run`: values of the newest start outside of
         `starts`. `earlier`: the earlier starts that a store and the checkpoint know, as manifests with `starts` and
         `environments`.
         """
@@ -61,7 +61,7 @@ class RunManifest:
         self._environments = dict(environments)
         every = {key: value for found in known for key, value in found["environments"].items()}
         self._manifest = {
-            **about,
+            **run,
             "schema": provenance.SCHEMA,
             "environments": {**every, **environments},
             "starts": [*starts, start],
@@ -79,7 +79,7 @@ class RunManifest:
         def work() -> None:
             try:
                 self._check()
-                self._complete(bundle=bundle.keep(self._directory, bundle.HERE))
+                self._complete(bundle=bundle.keep_archive(self._directory, bundle.PACKAGE_ROOT))
                 files = fingerprint(data_files, self._known_data)
                 data = {"files": files, "fingerprint": data_fingerprint}
                 self._complete(data={k: v for k, v in data.items() if v})
@@ -93,11 +93,11 @@ class RunManifest:
 
     def marker(self) -> dict[str, Any]:
         """The manifest with this start only, for checkpoint.json."""
-        manifest = self.whole()
+        manifest = self.snapshot()
         (*_, start) = manifest.pop("starts")
         return {**manifest, "start": start, "environments": self._environments}
 
-    def whole(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """A copy of the manifest. Waits for the thread, 5 s at most in all calls together."""
         began = time.monotonic()
         self._wait(self._left_s)
@@ -148,11 +148,11 @@ def _before(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def fingerprint(paths: Iterable[str], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return `{"size": bytes, "mtime": seconds, "sha256": …}` for each file, by its path as given.
 
     A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`.
-    A file that cannot be read has `"error"`. `known`: an earlier result; an entry is taken from it if size and time are
+    A file that cannot be read has `"error"`. `earlier`: an earlier result; an entry is taken from it if size and time are
     the same.
     """
     found: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) ->
             with open_file(Path(path).expanduser()) as file:
                 stat = os.fstat(file.fileno())
                 entry = {"size": stat.st_size, "mtime": stat.st_mtime}
-                before = (known or {}).get(path)
+                before = (earlier or {}).get(path)
                 if isinstance(before, dict) and entry.items() <= before.items():
                     found[path] = before
                     continue

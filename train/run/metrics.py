@@ -31,28 +31,28 @@ class MetricsLog:
         self,
         path: Path,
         log: Callable[[dict[str, Any]], None] | None = None,
-        about: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
     ) -> None:
-        """`about`: see ProgressFile. Raises OSError."""
+        """`run`: see ProgressFile. Raises OSError."""
         self._log = log
-        self._progress = ProgressFile(path.parent, about)
+        self._progress = ProgressFile(path.parent, run)
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
-        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-        self._warned = self._told = False
+        self._line_is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        self._warned = self._callback_warned = False
 
     def write(self, row: dict[str, Any]) -> None:
         known = {k: as_json_value(v) for k, v in row.items()}
         line = (json.dumps(known) + "\n").encode()
-        data = b"\n" + line if self._torn else line
+        data = b"\n" + line if self._line_is_torn else line
         try:
-            self._torn = os.write(self._fd, data) != len(data)
+            self._line_is_torn = os.write(self._fd, data) != len(data)
         except OSError as error:
-            self._torn = True
+            self._line_is_torn = True
             if not self._warned:
                 say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on", 0)
                 self._warned = True
-        self._progress.take(known)
+        self._progress.add_row(known)
         if self._log is not None:
             self._pass_on(self._log, row)
 
@@ -60,8 +60,8 @@ class MetricsLog:
         try:
             log(dict(row))
         except Exception as error:  # noqa: BLE001 - the user's code, told once
-            if not self._told:
-                self._told = True
+            if not self._callback_warned:
+                self._callback_warned = True
                 where = innermost_user_line(error.__traceback__)
                 say(
                     f"the workload's log failed with {type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ NAME = "progress.json"
 _PERIOD_S = 1.0  # between two lines, while steps are taken
 _MOST_STEPS = 100  # the newest steps, which give the speed and the losses
 # These values of an earlier start stay until this start has its own.
-_KEPT = ("longest_step_s", "write_s")
+_ROW_FIELDS = ("longest_step_s", "write_s")
 # Numbers of a row that are no metrics.
 _OF_ROW = ("step", "generation", "time")
 
@@ -43,19 +43,19 @@ class ProgressFile:
     def __init__(
         self,
         directory: Path,
-        about: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`about`: the known ones of last_step, unit and units_per_step."""
+        """`run`: the known ones of last_step, unit and units_per_step."""
         self._path, self._clock = directory / NAME, clock
-        self._facts: dict[str, Any] = dict(about or {})
+        self._facts: dict[str, Any] = dict(run or {})
         self._steps = deque[tuple[int, float]](maxlen=_MOST_STEPS)
         self._losses = deque[Any](maxlen=_MOST_STEPS)
         self._spans = deque[float](maxlen=_MOST_STEPS)
         self._row_at: float | None = None
-        self._written = -_PERIOD_S
+        self._written_at = -_PERIOD_S
 
-    def take(self, row: Mapping[str, Any]) -> None:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         """Take one more row of metrics.jsonl. Raises nothing."""
         kind, facts = row["kind"], self._facts
         facts["attempt"] = row["attempt"]
@@ -74,9 +74,9 @@ class ProgressFile:
         if kind in ("step", "eval", "stopped", "done"):
             self._time(row["time"], ends=kind in ("stopped", "done"))
         now = self._clock()
-        if kind in ("step", "ranks", "checkpoint") and now - self._written < _PERIOD_S:
+        if kind in ("step", "ranks", "checkpoint") and now - self._written_at < _PERIOD_S:
             return
-        self._written = now
+        self._written_at = now
         over_steps = {
             "losses": list(self._losses),
             "steps_per_s": facts.get("steps_per_s") or self._speed(),
@@ -90,7 +90,7 @@ class ProgressFile:
         self._facts["step"] = step or None
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             earlier = json.loads(read_file(self._path))
-            self._facts |= {name: earlier.get(name) for name in _KEPT}
+            self._facts |= {name: earlier.get(name) for name in _ROW_FIELDS}
             if earlier["evaluation"]["step"] <= step:  # a later one is evaluated again
                 self._facts["evaluation"] = earlier["evaluation"]
 

@@ -130,13 +130,13 @@ def weights_of(start: Any) -> tuple[int, str] | None:
     return (step, weights) if type(step) is int and isinstance(weights, str) else None
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`name: old -> new` for every value that differs, except the results of the bit probe."""
-    names = sorted({*was, *now} - {"bits"})
+    names = sorted({*before, *now} - {"bits"})
     return [
-        f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
+        f"{name}: {before.get(name)!r} -> {now.get(name)!r}"
         for name in names
-        if was.get(name) != now.get(name)
+        if before.get(name) != now.get(name)
     ]
 
 

@@ -93,7 +93,7 @@ class Replacement:
 
     def _watch(self) -> None:
         every = max(LOOK_S, self._size / _LOOKS_A_SECOND)
-        every = heartbeats.pace(self._directory, every)
+        every = heartbeats.write_interval_s(self._directory, every)
         never = threading.Event()
         while not never.wait(every):
             self.end_if_come()

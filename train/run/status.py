@@ -34,9 +34,9 @@ class Status:
         return f"{self.word} {self.attempt} {self.step} {reason}".rstrip() + "\n"
 
 
-def one_line(text: str, most: int = _MOST_REASON) -> str:
+def one_line(text: str, max_characters: int = _MOST_REASON) -> str:
     """`text` as one line without characters on which a terminal acts, such as a colour."""
-    return plain(" ".join(text.split()), most)
+    return plain(" ".join(text.split()), max_characters)
 
 
 def write_status(directory: Path, status: Status) -> None:

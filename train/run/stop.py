@@ -47,7 +47,7 @@ class StopRequest:
         """`scheduler`: the scheduler's job and its start (see train.base.scheduler), or "". `watches`: look for the
         file. Only one process of each host does, to spare a file server hundreds of looks a second."""
         self._file, self._scheduler = stop_file, scheduler
-        self._words = ""
+        self._reason = ""
         self.by_file = False
         self.by_signal = False
         self._ended = threading.Event()
@@ -57,14 +57,14 @@ class StopRequest:
             signal.signal(signal.SIGHUP, self._on_signal)
         if watches:
             if stop_file.exists():
-                self._found()
+                self._set_stop()
             threading.Thread(target=self._watch, name="stop", daemon=True).start()
 
     @property
     def reason(self) -> str:
         """Why this rank wants to stop, or "". A file's reason goes before a signal, because it says more."""
         if self.by_file:
-            return self._words
+            return self._reason
         return BY_SIGNAL if self.by_signal else ""
 
     def close(self) -> None:
@@ -78,14 +78,14 @@ class StopRequest:
         while not self.by_file and not self._ended.wait(POLL_S):
             try:
                 if self._file.exists():
-                    self._found()
+                    self._set_stop()
             except OSError:
                 continue  # a file server that is away is no request to stop
 
-    def _found(self) -> None:
+    def _set_stop(self) -> None:
         # Set the words before the flag, because a reader that sees the flag asks for the words.
-        self._words = reason_in(self._file)
-        self.by_file = is_for(self._words, self._scheduler)
+        self._reason = reason_in(self._file)
+        self.by_file = is_for(self._reason, self._scheduler)
 
 
 def reason_in(stop_file: Path) -> str:
@@ -126,7 +126,7 @@ def foremost(reasons: Sequence[str]) -> str:
     return next(iter(taken_back or told or given), "")
 
 
-def create_stop_file(path: Path, words: str) -> bool:
+def create_stop_file(path: Path, reason: str) -> bool:
     """Make the stop file unless it exists. Return True if it was made. Raises OSError if it cannot be made.
 
     A reader never finds half of the words, and a request never replaces an earlier one.
@@ -134,7 +134,7 @@ def create_stop_file(path: Path, words: str) -> bool:
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     draft = path.with_name(f".{path.name}.{writer}")
     try:
-        draft.write_text(f"{words}\n" if words else "", encoding="utf-8")
+        draft.write_text(f"{reason}\n" if reason else "", encoding="utf-8")
         try:
             os.link(draft, path)  # a rename would replace an existing file
         except FileExistsError:

@@ -39,7 +39,7 @@ _LAUNCHERS = re.compile(r"bundles|slurm-bundle-.*|heartbeats|logs|nodes|script|t
 class Crash(NamedTuple):
     """A crash that is noted in the status. `file` distinguishes it from an earlier crash with the same words."""
 
-    why: str = ""
+    reason: str = ""
     file: tuple[int, int] = (0, 0)
 
 
@@ -63,9 +63,11 @@ class Runner(ABC):
         self._job = env.get("DDPGEN_JOB", "?")
         self._scheduler = env.get(VARIABLE, "")
         # The directory with the whole job's status, and the directory with this host's.
-        self._whole = Path(env.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
-        self._directory = Path(env.get("DDPGEN_NODE_DIR") or self._whole).absolute()
-        self._stop_file = Path(env.get("DDPGEN_STOP_FILE") or self._whole / "stop").absolute()
+        self._job_directory = Path(env.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
+        self._directory = Path(env.get("DDPGEN_NODE_DIR") or self._job_directory).absolute()
+        self._stop_file = Path(
+            env.get("DDPGEN_STOP_FILE") or self._job_directory / "stop"
+        ).absolute()
         self._node = Node.from_environment(env)
         self._store = env.get("DDPGEN_CHECKPOINT_STORE", "")
         self._speaks = env.get("LOCAL_RANK" if self._node else "RANK", "0") == "0"
@@ -81,17 +83,17 @@ class Runner(ABC):
         if self._attempt and is_over(self._directory, self._attempt):
             return 0
         self._crash_before = self._crash_noted()
-        replaced = Replacement(self._whole, os.environ, self._node)
+        replaced = Replacement(self._job_directory, os.environ, self._node)
         replaced.end_if_come()
         if self._node is not None and self._is_local_0:
             try:
-                self._take(self._node)
+                self._take_lock(self._node)
             except HeldByLiveJobError as error:
                 return self._fail(str(error))
             # From here on this process handles a stop itself.
             self._node.remember(self._node.launch() or self._attempt)
         replaced.watch()
-        if self._is_asked() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        if self._stop_requested() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
             return self._conclude(EXIT_STOPPED, 0)  # a crash after a stop was asked for
         try:
             os.chdir(self._make_workdir())
@@ -101,11 +103,11 @@ class Runner(ABC):
             # The script's saves must outlive the machine, so they go to the store. The launcher's files stay here.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
-        for place in self._torn(say) if self._is_local_0 else ():
+        for place in self._interrupted_saves(say) if self._is_local_0 else ():
             if not self._holds_a_job(place):
                 _set_aside(place)
         if self._speaks:
-            say_restart(f": {self._crash_before.why}" if self._crash_before.why else "")
+            say_restart(f": {self._crash_before.reason}" if self._crash_before.reason else "")
         return self._run()
 
     @abstractmethod
@@ -118,58 +120,60 @@ class Runner(ABC):
 
     # --- before it --------------------------------------------------------------------------------
 
-    def _take(self, node: Node) -> None:
+    def _take_lock(self, node: Node) -> None:
         """Under a scheduler, rank 0 takes the lock of the whole directory. So this start, and any other job, sees when
         a later start of the job begins. Raises HeldByLiveJobError, OSError."""
         if Scheduled.parse(self._scheduler) is None or self._rank:
             return
         launch = node.launch() or node.attempt
-        take(self._whole, self._job, self._launcher, launch, self._scheduler)
-        keep_alive(self._whole, launch)
+        take(self._job_directory, self._job, self._launcher, launch, self._scheduler)
+        keep_alive(self._job_directory, launch)
 
     def _make_workdir(self) -> Path:
         """Make and return the working directory, with links to the files of the job in it. Raises OSError."""
-        directory = (self._options.workdir or self._whole / "work").expanduser().absolute()
+        directory = (self._options.workdir or self._job_directory / "work").expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
         if self._code.is_dir():
             _link_files(self._code, directory)
         return directory
 
-    def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-        """Yield the checkpoint directories whose save was interrupted. `tell` gets a line for each that stays where it
-        is."""
+    def _interrupted_saves(
+        self, on_skipped: Callable[[str], None] = lambda _: None
+    ) -> Iterator[str]:
+        """Yield the checkpoint directories whose save was interrupted. `on_skipped` gets a line for each that stays where
+        it is."""
         for guard in self._options.guard:
             pattern, last = os.path.split(guard)
-            for place in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
-                if glob.glob(os.path.join(glob.escape(place), last)):
+            for directory in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
+                if glob.glob(os.path.join(glob.escape(directory), last)):
                     continue
-                if self._is_of_the_script(place):
-                    yield place
+                if self._is_of_the_script(directory):
+                    yield directory
                 else:
-                    tell(
-                        f"{place} has no {last} and stays where it is, because it is no checkpoint in the "
+                    on_skipped(
+                        f"{directory} has no {last} and stays where it is, because it is no checkpoint in the "
                         "working directory; name only those in train.guard"
                     )
 
-    def _is_of_the_script(self, place: str) -> bool:
-        """Return True if `place` lies in the working directory, or in the checkpoint directory and is not the
+    def _is_of_the_script(self, path: str) -> bool:
+        """Return True if `path` lies in the working directory, or in the checkpoint directory and is not the
         launcher's."""
-        roots = (Path.cwd(), self._whole, Path(self._store or self._whole))
-        real = Path(os.path.realpath(place))
+        roots = (Path.cwd(), self._job_directory, Path(self._store or self._job_directory))
+        real = Path(os.path.realpath(path))
         inside = any(Path(os.path.realpath(root)) in real.parents for root in roots)
-        is_launchers = _LAUNCHERS.fullmatch(real.name) and real.parent.samefile(self._whole)
-        return inside and not is_launchers and not self._holds_a_job(place)
+        is_launchers = _LAUNCHERS.fullmatch(real.name) and real.parent.samefile(self._job_directory)
+        return inside and not is_launchers and not self._holds_a_job(path)
 
-    def _holds_a_job(self, place: str) -> bool:
-        """Return True if a job runs in `place`: this one, or another that has its lock there."""
-        real = Path(os.path.realpath(place))
-        own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._whole)]
+    def _holds_a_job(self, path: str) -> bool:
+        """Return True if a job runs in `path`: this one, or another that has its lock there."""
+        real = Path(os.path.realpath(path))
+        own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._job_directory)]
         return any(real in (root, *root.parents) for root in own) or read_lock(real) is not None
 
     def _all_arguments(self) -> list[str]:
         """Return the arguments, with `train.resume.args` added if there is a checkpoint to go on from."""
         # Leave out interrupted saves, which rank 0 may not have moved away yet.
-        torn = tuple(os.path.join(place, "") for place in self._torn())
+        torn = tuple(os.path.join(place, "") for place in self._interrupted_saves())
         there = [
             path
             for pattern in self._options.resume_exists
@@ -188,18 +192,18 @@ class Runner(ABC):
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def _is_asked(self) -> bool:
+    def _stop_requested(self) -> bool:
         try:
             return self._stop_file.exists() and is_for(reason_in(self._stop_file), self._scheduler)
         except OSError:
             return False  # a file server that is away is no request to stop
 
-    def _watch(self, asked: Callable[[], bool], step: Callable[[], int]) -> None:
+    def _watch(self, stop_requested: Callable[[], bool], step: Callable[[], int]) -> None:
         """Wait for a request to stop, pass it on, and end this process if it does not stop in time.
 
-        `asked`: returns whether there is a request. `step`: returns the script's step.
+        `stop_requested`: returns whether there is a request. `step`: returns the script's step.
         """
-        while not asked():
+        while not stop_requested():
             if self._ended.wait(_LOOK_S):
                 return
         told, until = not self._stop_signal, time.monotonic() + self._options.stop_grace
@@ -223,11 +227,11 @@ class Runner(ABC):
         if code == 0 and self._crash_noted() != self._crash_before:
             return EXIT_FAILED  # another rank has crashed: the restart is for all ranks, so this one is not done
         if code == 0 and self._speaks:
-            self._write("done", step)
+            self._write_end("done", step)
         elif code == EXIT_STOPPED and self._speaks:
             # The ranks agree on a stop by themselves. Only the host that was asked has the file with the reason.
             asked = self._stop_file
-            self._write("stopped", step, reason_in(asked) if asked.exists() else "")
+            self._write_end("stopped", step, reason_in(asked) if asked.exists() else "")
         elif code == EXIT_USAGE:
             return self._fail(
                 f"{self._name} refused its arguments (exit code {code}); correct {self._correct}"
@@ -239,35 +243,37 @@ class Runner(ABC):
 
     def _crash_noted(self) -> Crash:
         """Return the newest crash of any rank that this host can see."""
-        noted = read_status(self._whole)
+        noted = read_status(self._job_directory)
         if noted is None or noted.word != "running" or not noted.reason:
             return Crash()
         try:
-            file = os.stat(self._whole / "status")
+            file = os.stat(self._job_directory / "status")
         except OSError:
             return Crash()
         return Crash(noted.reason, (file.st_mtime_ns, file.st_ino))
 
-    def _note_crash(self, why: str, lost: bool = False) -> None:
+    def _note_crash(self, reason: str, only_follows: bool = False) -> None:
         """Note a crash, which a restart may cure; if there is no restart, the status has the reason.
 
-        `lost`: the crash only follows from the end of another rank.
+        `only_follows`: the crash only follows from the end of another rank.
         """
-        what = f"rank {self._rank}: {why}"
+        what = f"rank {self._rank}: {reason}"
         # A crash that was noted before this start is not the cause of this one.
-        lost = lost and self._crash_noted() != self._crash_before
+        only_follows = only_follows and self._crash_noted() != self._crash_before
         # "done": rank 0 may have ended already.
-        record_crash(self._whole, self._attempt, self._node, what, lost, words="running done")
+        record_crash(
+            self._job_directory, self._attempt, self._node, what, only_follows, words="running done"
+        )
 
-    def _fail(self, why: str) -> int:
+    def _fail(self, reason: str) -> int:
         """Write `failed`, and return the exit code. Every rank may call this, because only one rank may meet the fault.
         After torchrun's restart, all ranks read the status and end."""
-        if (read_status(self._directory) or Status("running", "", 0)).reason != why:
-            say(why)
-        self._write("failed", None, why)
+        if (read_status(self._directory) or Status("running", "", 0)).reason != reason:
+            say(reason)
+        self._write_end("failed", None, reason)
         return EXIT_FAILED
 
-    def _write(self, word: str, step: int | None, reason: str = "") -> None:
+    def _write_end(self, word: str, step: int | None, reason: str = "") -> None:
         holder = read_lock(self._directory)
         if not self._attempt or holder is None or holder.attempt != self._attempt:
             return
@@ -278,8 +284,8 @@ class Runner(ABC):
             # Write the whole job's status as well as this host's.
             launch = self._node.launch() or self._attempt
             with contextlib.suppress(HeldByLiveJobError):
-                check_not_replaced(self._whole, self._scheduler)
-                write_status(self._whole, Status(word, launch, step, reason))
+                check_not_replaced(self._job_directory, self._scheduler)
+                write_status(self._job_directory, Status(word, launch, step, reason))
 
 
 def _link_files(code: Path, workdir: Path) -> None:
@@ -296,30 +302,30 @@ def _link_files(code: Path, workdir: Path) -> None:
             _link(there / name, Path(here, name))
 
 
-def _link(place: Path, target: Path) -> None:
+def _link(link: Path, target: Path) -> None:
     with contextlib.suppress(OSError):  # no link, or another process has just removed it
-        if os.readlink(place) == str(target):
+        if os.readlink(link) == str(target):
             return
-    if os.path.lexists(place) and not place.is_symlink():
+    if os.path.lexists(link) and not link.is_symlink():
         return
-    draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
+    draft = link.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
     draft.symlink_to(target)
-    os.replace(draft, place)
+    os.replace(draft, link)
 
 
-def _set_aside(place: str) -> None:
+def _set_aside(directory: str) -> None:
     """Move a directory with an interrupted save into `torn`, next to its parent folder, where no glob finds it."""
-    folder, name = os.path.split(place)
+    folder, name = os.path.split(directory)
     aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
     while os.path.lexists(aside):
         count += 1
         aside = os.path.join(os.path.dirname(folder), "torn", f"{name}.{count}")
     try:
         os.makedirs(os.path.dirname(aside), exist_ok=True)
-        os.rename(place, aside)
+        os.rename(directory, aside)
     except FileNotFoundError:  # another host that shares it was faster
         pass
     except OSError as error:  # a bucket cannot rename a directory
-        say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")
+        say(f"the saving of {directory} was cut off; it cannot be moved away ({error.strerror})")
     else:
-        say(f"the saving of {place} was cut off; it is now {aside}")
+        say(f"the saving of {directory} was cut off; it is now {aside}")

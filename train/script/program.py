@@ -38,7 +38,7 @@ class Program(Runner):
             return self._fail(
                 f"{self._program} cannot be started: {error.strerror}; correct {self.FIELD}"
             )
-        watch = (self._is_asked, lambda: 0)
+        watch = (self._stop_requested, lambda: 0)
         threading.Thread(target=self._watch, args=watch, name="stop", daemon=True).start()
         code = child.wait()
         self._ended.set()

@@ -35,7 +35,7 @@ from train.script.hooks.imports import after_import
 from train.script.hooks.progress import BeginsAnewError, Progress
 from train.script.hooks.session import Session, StopTraining
 from train.script.hooks.starts import Starts, UnlikeStartsError
-from train.script.hooks.stopping import StopAtStep, where_they_met
+from train.script.hooks.stopping import StopAtStep, rendezvous_store
 from train.script.process import Runner
 from train.script.program import Program
 
@@ -93,7 +93,7 @@ class Script(Runner):
         self._log: MetricsLog | None = None
         self._restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         host = self._node.name if self._node else ""
-        self._reporter = Reporter(self._whole, env, host)
+        self._reporter = Reporter(self._job_directory, env, host)
         # torch reads this when it is imported. Otherwise a page of C++ frames would hide our one-line reason.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -106,7 +106,7 @@ class Script(Runner):
         arguments = self._all_arguments()
         session = self._session()
         self._reporter.start()
-        watch = (session.stop.look, lambda: session.progress.step)
+        watch = (session.stop.check_request, lambda: session.progress.step)
         threading.Thread(target=self._watch, args=watch, name="stop", daemon=True).start()
         try:
             code = self._run_script(session, arguments)
@@ -120,7 +120,7 @@ class Script(Runner):
             noted = read_status(self._directory)
             crash = noted.reason if noted is not None else ""
             after = f"; it was started again after this crash: {crash}" if crash else ""
-            self._reporter.fail(error, waited=False)
+            self._reporter.fail(error, peer_failed=False)
             return self._fail(f"{error}{after}")
         except Exception as error:  # noqa: BLE001 - whatever the script raises
             return self._crash(session, error)
@@ -130,7 +130,7 @@ class Script(Runner):
         if code in (0, EXIT_STOPPED):
             self._reporter.stop()
         else:
-            self._reporter.fail(SystemExit(code), waited=False)
+            self._reporter.fail(SystemExit(code), peer_failed=False)
         return self._conclude(code, session.progress.step)
 
     def _run_script(self, session: Session, arguments: list[str]) -> int:
@@ -160,45 +160,49 @@ class Script(Runner):
     def _saves(self, rank: int) -> Path:
         """Return the path of the record of a rank's saves."""
         # If there is a bucket, the script's saves go there and outlive the machine; keep their record with them.
-        return Path(self._store or self._whole, "script", f"saves-{rank}.jsonl")
+        return Path(self._store or self._job_directory, "script", f"saves-{rank}.jsonl")
 
-    def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-        yield from super()._torn(tell)
-        yield from progress.torn(self._saves(0))
+    def _interrupted_saves(
+        self, on_skipped: Callable[[str], None] = lambda _: None
+    ) -> Iterator[str]:
+        yield from super()._interrupted_saves(on_skipped)
+        yield from progress.interrupted_saves(self._saves(0))
 
     def _session(self) -> Session:
-        mine = Progress(
+        own_progress = Progress(
             self._saves(self._rank),
             self._options.from_scratch,
             in_bucket=bool(self._store),
             head=self._saves(0),
         )
-        mine.remove_drafts()
+        own_progress.remove_drafts()
         stop = StopAtStep(
-            mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
+            own_progress, self._stop_requested, self._options.stop_grace / 2, self._rank, self._size
         )
-        whole = {} if self._options.from_scratch else progress.whole(self._saves(0))
-        log = self._row if self._rank == 0 else None
-        begun = functools.partial(self._begin_to_beat, mine)
-        return Session(mine, stop, whole, log, self._store, begun, self._size, self._starts())
+        whole = {} if self._options.from_scratch else progress.whole_checkpoints(self._saves(0))
+        log = self._write_row if self._rank == 0 else None
+        on_first_step = functools.partial(self._begin_to_beat, own_progress)
+        return Session(
+            own_progress, stop, whole, log, self._store, on_first_step, self._size, self._starts()
+        )
 
     def _starts(self) -> Starts | None:
         if self._node is None:
             return None
         rank, ranks = self._rank, self._size
-        return Starts(self._node.name, rank, ranks, self._whole, resumes=self._resumes)
+        return Starts(self._node.name, rank, ranks, self._job_directory, resumes=self._resumes)
 
     def _begin_to_beat(self, steps: Progress) -> None:
         """Start the heartbeats after the first step, when the processes have met and `steps` counts."""
         # On several hosts they go through a second connection to the store; torch 2.4 cannot make one (no clone()).
-        clone = getattr(where_they_met(), "clone", None) if self._node else None
+        clone = getattr(rendezvous_store(), "clone", None) if self._node else None
         launch = (self._node.launch() if self._node else "") or self._attempt
         self._reporter.meet(f"{launch}-{self._restart}", clone() if clone else None)
         self._reporter.follow(steps)
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _write_row(self, row: dict[str, Any]) -> None:
         if self._log is None:
-            self._log = MetricsLog(self._whole / "metrics.jsonl")
+            self._log = MetricsLog(self._job_directory / "metrics.jsonl")
         attempt = (self._node.launch() if self._node else "") or self._attempt
         self._log.write({**row, "attempt": attempt, "time": round(time.time(), 3)})
 
@@ -221,18 +225,20 @@ class Script(Runner):
         what = one_line(f"{type(error).__name__}: {error}", MOST_REASON)
         what += f" ({where})" if where else ""
         became = peer_failure(error)
-        self._reporter.fail(error, waited=bool(became))
-        if remedy := _remedy(error, session.progress.taken):
+        self._reporter.fail(error, peer_failed=bool(became))
+        if remedy := _remedy(error, session.progress.steps_taken):
             return self._fail(f"{what}; {remedy}")
         noted = read_status(self._directory)
         again = noted is not None and noted.reason.endswith(what)
-        if again and not became and not session.progress.taken:
+        if again and not became and not session.progress.steps_taken:
             return self._fail(f"crashed twice in the same way before its first step: {what}")
         lines = self._reporter.explain(wait=became == LATE) if became else []
         for line in lines:
             say(line, self._rank)
         loss = f"{LOSS[became]}: " if became else ""
-        self._note_crash(f"{loss}{lines[0] if lines else what}", lost=bool(became) and not lines)
+        self._note_crash(
+            f"{loss}{lines[0] if lines else what}", only_follows=bool(became) and not lines
+        )
         return EXIT_FAILED
 
 

@@ -37,7 +37,7 @@ _MOST_STACKS = 4
 _MOST_HOSTS = 32
 _MOST_UNREADABLE = 8
 _TAIL = 1 << 18  # bytes of the metrics
-_MUCH = 0.5  # of a step
+_NETWORK_BOUND = 0.5  # of a step
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Page:
 
     directory: Path
     statuses: dict[str, Status]
-    found: Diagnosis
+    diagnosis: Diagnosis
     network: list[network.Answer]
     newest: int | None
     holders: list[tuple[Holder, bool | None]]
@@ -63,7 +63,7 @@ class Page:
     pace: str
 
     @property
-    def over(self) -> Status | None:
+    def final_status(self) -> Status | None:
         """The final status, or None without one. After the end, the heartbeats only show the past."""
         job = self.statuses.get("")
         of_hosts = [s for name, s in self.statuses.items() if name]
@@ -73,14 +73,14 @@ class Page:
     @property
     def refused(self) -> bool:
         """True if the preflight refused the last launch, and the job never came further."""
-        return self.preflight.ok is False and not self.statuses and not self.found.members
+        return self.preflight.ok is False and not self.statuses and not self.diagnosis.members
 
     @property
     def wrong(self) -> bool:
         """True if the user has something to do."""
-        if self.over is not None:
-            return self.over.word == "failed"
-        return self.found.wrong or self.unwell or bool(self.unreadable) or self.refused
+        if self.final_status is not None:
+            return self.final_status.word == "failed"
+        return self.diagnosis.wrong or self.unwell or bool(self.unreadable) or self.refused
 
     @property
     def unwell(self) -> bool:
@@ -100,10 +100,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
     options = parser.parse_args(argv)
     directory = Path(options.checkpoint_dir).absolute()
-    why = _not_one_of_ours(directory)
+    why = _directory_error(directory)
     if why:
         parser.exit(EXIT_USAGE, f"{parser.prog}: {plain(why, 2000)}\n")
-    page = look(directory)
+    page = examine_run(directory)
     if options.json:
         print(json.dumps(as_json(page), indent=1, ensure_ascii=True))
     else:
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_WRONG if page.wrong else EXIT_WELL
 
 
-def _not_one_of_ours(directory: Path) -> str:
+def _directory_error(directory: Path) -> str:
     which = "give the one that the launch script names at its end (checkpoint.dir in the spec)"
     try:
         if not directory.is_dir():
@@ -124,31 +124,31 @@ def _not_one_of_ours(directory: Path) -> str:
     return f"{directory} is no checkpoint directory: no job has been started in it; {which}"
 
 
-def look(directory: Path) -> Page:
+def examine_run(directory: Path) -> Page:
     """Read all files, and test the network if the job runs on several hosts, which takes about two seconds."""
-    found = view.diagnose(directory)
-    places = _places(directory)
-    beats = [p.beat for p in found.members if p.beat is not None]
+    diagnosis = view.diagnose(directory)
+    directories = _lock_directories(directory)
+    beats = [p.beat for p in diagnosis.members if p.beat is not None]
     page = Page(
         directory,
-        {name: status for name, place in places.items() if (status := read_status(place))},
-        found,
+        {name: status for name, path in directories.items() if (status := read_status(path))},
+        diagnosis,
         network=[],
         newest=_newest_checkpoint(directory),
-        holders=list(_holders(places.values())),
+        holders=list(_holders(directories.values())),
         preflight=view.read_preflight(directory),
-        unreadable=tuple(islice(_unreadable(directory, places), _MOST_UNREADABLE)),
+        unreadable=tuple(islice(_unreadable(directory, directories), _MOST_UNREADABLE)),
         pace=_pace(directory),
     )
-    if not beats or page.over is not None:
+    if not beats or page.final_status is not None:
         return page
-    here = processes.machine()
-    own = next((beat for beat in beats if beat.machine == here), None)
-    others = view.addresses(found, own.host if own else "", page.preflight)
+    this_machine = processes.machine()
+    own_beat = next((beat for beat in beats if beat.machine == this_machine), None)
+    others = view.addresses(diagnosis, own_beat.host if own_beat else "", page.preflight)
     if not others and len({beat.host for beat in beats}) == 1:
         return page  # one host: no network takes part
-    near = (own.head, own.nic, own.address) if own else ()
-    return replace(page, network=network.look(others, *near))
+    near = (own_beat.head, own_beat.nic, own_beat.address) if own_beat else ()
+    return replace(page, network=network.check_connections(others, *near))
 
 
 def _newest_checkpoint(directory: Path) -> int | None:
@@ -167,7 +167,7 @@ def _pace(directory: Path) -> str:
         row = json.loads(lines[-1]) if lines else {}
         if slow := row.get("slow"):
             return f"The others wait {slow['cost']:.0%} of each step for {slow['name']}."
-        if row and (part := min(row["waiting"]) / row["seconds"]) > _MUCH:
+        if row and (part := min(row["waiting"]) / row["seconds"]) > _NETWORK_BOUND:
             return (
                 f"Every rank waits {part:.0%} of each step for the exchange with the others: the network is the limit "
                 "(ddpgen probe measures it)."
@@ -175,37 +175,37 @@ def _pace(directory: Path) -> str:
     return ""
 
 
-def _places(directory: Path) -> dict[str, Path]:
+def _lock_directories(directory: Path) -> dict[str, Path]:
     """The directories with the locks and statuses: of the job under "", and of each host under its name."""
-    places = {"": directory}
+    directories = {"": directory}
     try:
         found = sorted(path for path in (directory / "nodes").iterdir() if os.path.isdir(path))
     except OSError:
-        return places  # see _unreadable
-    return places | {path.name: path for path in found[:_MOST_HOSTS]}
+        return directories  # see _unreadable
+    return directories | {path.name: path for path in found[:_MOST_HOSTS]}
 
 
-def _holders(places: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
-    for place in places:
+def _holders(directories: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
+    for path in directories:
         with contextlib.suppress(OSError):
-            read_file(place / "lock")  # raises for a pipe, and for a file that is too large
-            holder = lock.read_lock(place)
+            read_file(path / "lock")  # raises for a pipe, and for a file that is too large
+            holder = lock.read_lock(path)
             if holder is not None:
                 here = holder.is_here
-                yield holder, lock.look(place, holder, 0.0) != "over" if here else None
+                yield holder, lock.look(path, holder, 0.0) != "over" if here else None
 
 
-def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
+def _unreadable(directory: Path, directories: Mapping[str, Path]) -> Iterator[str]:
     """Yield the paths that this user may not read, or that have one of our names but are no ordinary files, and why."""
     folders = [directory / "nodes", directory / heartbeats.NAME]
-    files = [place / name for place in places.values() for name in ("lock", "status")]
+    files = [place / name for place in directories.values() for name in ("lock", "status")]
     files += [directory / "preflight.json", *heartbeats.files(directory)]
     for path in [*folders, *files]:
         try:
             if path in folders:
                 os.listdir(path)
             else:
-                read_file(path, view.MOST_BYTES)
+                read_file(path, view.MAX_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -217,23 +217,23 @@ def as_text(page: Page, width: int = 100) -> list[str]:
     lines = [f"{page.directory}, seen from {socket.gethostname()}"]
     for name, status in page.statuses.items():
         whose = f"status of {name}" if name else "status"
-        lines.append(f"{whose}: {_how(status, page.newest, name)}")
+        lines.append(f"{whose}: {_describe_status(status, page.newest, name)}")
     lines += [f"cannot be read: {which}" for which in page.unreadable]
-    if page.found.members and page.over is None:
-        lines += ["", *_table(page.found.members, width)]
+    if page.diagnosis.members and page.final_status is None:
+        lines += ["", *_table(page.diagnosis.members, width)]
     lines += ["", *_verdict(page)]
     if page.refused:
         found = page.preflight.findings
         lines += [f"  {f.code}  {f.host}: {f.cause}; {f.remedy}" for f in found]
-    if page.over is None:
-        lines += _stacks(page.found)
+    if page.final_status is None:
+        lines += _stacks(page.diagnosis)
         if page.network:
             lines += ["", "the network now:"]
             lines += [f"  {'ok   ' if well else 'WRONG'} {says}" for well, says in page.network]
     return lines
 
 
-def _how(status: Status, newest: int | None, host: str) -> str:
+def _describe_status(status: Status, newest: int | None, host: str) -> str:
     """A status as text. The step of a running job is left out, because it is the step of its start."""
     reason = f": {status.reason}" if status.reason else ""
     if status.word != "running":
@@ -248,21 +248,21 @@ def _at_step(status: Status) -> str:
 
 
 def _verdict(page: Page) -> list[str]:
-    over = page.over
+    over = page.final_status
     if over is not None:
         how = {"done": "is done", "stopped": "was stopped cleanly"}.get(over.word, "has failed")
         step = f",{_at_step(over)}" if over.step else ""
         return [f"The job {how}{step}{': ' if over.reason else ''}{over.reason}."]
-    if not page.found.members:
+    if not page.diagnosis.members:
         return [_without_heartbeats(page)]
-    said = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in page.found.sentences]
-    if page.found.wrong:
+    said = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in page.diagnosis.sentences]
+    if page.diagnosis.wrong:
         return said
-    coming = [p.rank for p in page.found.members if p.condition == TO_COME]
+    coming = [p.rank for p in page.diagnosis.members if p.condition == TO_COME]
     if coming:
         said = [f"The job is starting; {ranks(coming)} cannot be heard of here yet.", *said]
     else:
-        said = [*_going(page.found.members), *said]
+        said = [*_going(page.diagnosis.members), *said]
     if page.pace:
         said.append(page.pace)
     return [*said, "But the network is not well: see below."] if page.unwell else said
@@ -284,7 +284,9 @@ def _without_heartbeats(page: Page) -> str:
     away = [holder for holder, lives in page.holders if lives is None]
     if away:
         jobs = [holder.scheduled for holder in away]
-        ask = next((f", or by '{job.ask}'" for job in jobs if job and job.ask), "")
+        ask = next(
+            (f", or by '{job.query_command}'" for job in jobs if job and job.query_command), ""
+        )
         return (
             "No process of this job has a heartbeat here; whether it is alive can be seen on "
             f"{', '.join(sorted({holder.host for holder in away}))}{ask}."
@@ -330,10 +332,10 @@ def _row(member: RankState) -> tuple[str, ...]:
     return str(beat.rank), beat.host, pid, member.condition, ago, step, beat.phase, beat.where
 
 
-def _stacks(found: Diagnosis) -> Iterator[str]:
+def _stacks(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the stacks of the first four blamed ranks, innermost line first."""
-    blamed = set(found.blamed)
-    stacks = [(p.name, p.beat.stack) for p in found.members if p.rank in blamed and p.beat]
+    blamed = set(diagnosis.blamed)
+    stacks = [(p.name, p.beat.stack) for p in diagnosis.members if p.rank in blamed and p.beat]
     for name, stack in stacks[:_MOST_STACKS]:
         if stack:
             yield from ("", f"{name}, innermost line first:", *(f"  {line}" for line in stack))
@@ -353,7 +355,7 @@ def as_json(page: Page) -> dict[str, Any]:
         else {"ok": check.ok, "findings": list(map(vars, check.findings))},
         "unreadable": list(page.unreadable),
         "verdict": _verdict(page),
-        "blamed": list(page.found.blamed),
-        "ranks": [asdict(member) for member in page.found.members],
+        "blamed": list(page.diagnosis.blamed),
+        "ranks": [asdict(member) for member in page.diagnosis.members],
         "network": [{"well": well, "says": says} for well, says in page.network],
     }

@@ -143,19 +143,19 @@ class BatchPlan:
         """Return the first and the one-past-last position of the sample stream that `step` consumes."""
         return step * self.global_batch_size, (step + 1) * self.global_batch_size
 
-    def indices(self, mine: range, steps: range) -> Iterator[list[int]]:
-        """Yield the samples of micro-batches `mine` of each of `steps`, one list a micro-batch, in order.
+    def indices(self, micro_batches: range, steps: range) -> Iterator[list[int]]:
+        """Yield the samples of these micro-batches of each of `steps`, one list a micro-batch, in order.
 
         Computes many steps at a time, so that one step costs next to nothing.
         """
         size = self.micro_batch_size
-        each = torch.arange(mine.start * size, mine.stop * size)
-        at_once = max(1, _BLOCK // len(each))
+        offsets = torch.arange(micro_batches.start * size, micro_batches.stop * size)
+        at_once = max(1, _BLOCK // len(offsets))
         for first in range(steps.start, steps.stop, at_once):
             block = torch.arange(first, min(first + at_once, steps.stop)) * self.global_batch_size
-            found = self.order.indices((block[:, None] + each).reshape(-1))
-            for start in range(0, len(found), size):
-                yield found[start : start + size]
+            indices = self.order.indices((block[:, None] + offsets).reshape(-1))
+            for start in range(0, len(indices), size):
+                yield indices[start : start + size]
 
 
 @dataclass(frozen=True)
@@ -178,16 +178,18 @@ class MicroBatchFetcher:
         self, dataset: Dataset, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None
     ) -> None:
         self.plan = plan
-        self._read = batch_reader(dataset, collate)
+        self._read_batch = batch_reader(dataset, collate)
 
     def __getitem__(self, key: MicroBatchKey) -> Any:
         rng.set_global_for_data(rng.derive(self.plan.seed, rng.DATA, key.step, key.v))
-        return self._read(key.indices)
+        return self._read_batch(key.indices)
 
-    def keys(self, mine: range, steps: range) -> Iterator[MicroBatchKey]:
-        """Yield the keys of micro-batches `mine` of each of `steps`, in order."""
-        places = ((step, v) for step in steps for v in mine)
-        for (step, v), indices in zip(places, self.plan.indices(mine, steps), strict=True):
+    def keys(self, micro_batches: range, steps: range) -> Iterator[MicroBatchKey]:
+        """Yield the keys of these micro-batches of each of `steps`, in order."""
+        numbered = ((step, v) for step in steps for v in micro_batches)
+        for (step, v), indices in zip(
+            numbered, self.plan.indices(micro_batches, steps), strict=True
+        ):
             yield MicroBatchKey(step, v, indices)
 
 
@@ -195,9 +197,9 @@ def batch_reader(
     dataset: Dataset, collate: Callable[[list[Any]], Any] | None
 ) -> Callable[[list[int]], Any]:
     """Return a function from indices to a batch: the dataset's own `batch` method, or `[i]` and collate."""
-    own = getattr(dataset, "batch", None)
-    if callable(own):
-        read: Callable[[list[int]], Any] = own
+    batch_method = getattr(dataset, "batch", None)
+    if callable(batch_method):
+        read: Callable[[list[int]], Any] = batch_method
         return read
     join = collate or default_collate
     return lambda indices: join([dataset[i] for i in indices])

@@ -60,7 +60,7 @@ def names(workload: Workload, device: torch.device, config: RunConfig) -> set[st
 
 
 def _measure_batches(
-    workload: Workload, dataset: Dataset, mine: range, device: torch.device, config: RunConfig
+    workload: Workload, dataset: Dataset, batches: range, device: torch.device, config: RunConfig
 ) -> tuple[dict[int, Means], list[Rows]]:
     """Return the means and the rows of these batches; leaves the model as it was."""
     size = config.micro_batch_size
@@ -68,12 +68,12 @@ def _measure_batches(
     means: dict[int, Means] = {}
     rows: list[Rows] = []
     # Restore the buffers afterwards. Otherwise the weights would depend on when evaluations take place.
-    kept = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
+    saved_buffers = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
     workload.model.eval()
     try:
         # Not inference_mode: training could not use a tensor that the model caches here.
         with torch.no_grad():
-            for n in mine:
+            for n in batches:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
                 rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, n), device)
                 batch = to_device(read(indices), device)
@@ -81,7 +81,7 @@ def _measure_batches(
                 rows.append(of_samples)
     finally:
         workload.model.train()
-        for buffer, before in kept:
+        for buffer, before in saved_buffers:
             if not torch.equal(buffer, before):
                 buffer.copy_(before)
     return means, rows
@@ -144,39 +144,39 @@ def _mean(rows: dict[int, Means], batches: int, samples: int, world: World) -> M
 
 
 def _finish(
-    workload: Workload, mine: list[Rows], means: Mapping[str, float], world: World
+    workload: Workload, own_rows: list[Rows], means: Mapping[str, float], world: World
 ) -> dict[str, Any]:
     """Call `finish` with all rows on rank 0, and return its result on every rank."""
     assert workload.finish is not None
     # The ranks have contiguous ranges of the split, so their rows by rank are in the split's order.
-    parts = [part for part in world.all_gather(_together(mine)) if part]
-    found: dict[str, Any] | None = None
+    rank_rows = [part for part in world.all_gather(_concatenate(own_rows)) if part]
+    results: dict[str, Any] | None = None
     if world.rank == 0:
         with torch.no_grad():
-            returned: Mapping[str, object] = workload.finish(_together(parts))
+            returned: Mapping[str, object] = workload.finish(_concatenate(rank_rows))
         if not isinstance(returned, Mapping):
             raise TrainError(f"finish returned a {type(returned).__name__}, not names with numbers")
-        found = {name: _numbers(name, value) for name, value in returned.items()}
-        for name in found:
+        results = {name: _numbers(name, value) for name, value in returned.items()}
+        for name in results:
             _refuse_reserved(name)
             if name in means:
                 raise TrainError(
                     f"metric {name!r} comes from metrics and from finish; name one of them otherwise"
                 )
-    result: dict[str, Any] = world.all_gather(found)[0]
+    result: dict[str, Any] = world.all_gather(results)[0]
     return result
 
 
-def _together(parts: list[Rows]) -> Rows:
-    names = list(parts[0]) if parts else []
-    shapes = [{name: tuple(rows.shape[1:]) for name, rows in part.items()} for part in parts]
+def _concatenate(batches: list[Rows]) -> Rows:
+    names = list(batches[0]) if batches else []
+    shapes = [{name: tuple(rows.shape[1:]) for name, rows in batch.items()} for batch in batches]
     for shape in shapes:
         if shape != shapes[0]:
             raise TrainError(
                 f"metrics returned rows of other names or shapes for another batch: {shapes[0]}, then "
                 f"{shape}; they have to fit together (fill up to a fixed length, for one)"
             )
-    return {name: torch.cat([part[name] for part in parts]) for name in names}
+    return {name: torch.cat([batch[name] for batch in batches]) for name in names}
 
 
 def _numbers(name: str, value: object) -> Any:

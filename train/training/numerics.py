@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from train.distributed import bits
-from train.run.bundle import HERE, LISTING
+from train.run.bundle import LISTING, PACKAGE_ROOT
 from train.run.config import RunConfig
 from train.run.provenance import LIBRARY_FLAGS
 
@@ -61,7 +61,7 @@ def code() -> str:
     Reads bundle.json from the directory of this package, so that the working directory does not matter.
     """
     try:
-        bundle = json.loads((HERE / LISTING).read_text("utf-8"))
+        bundle = json.loads((PACKAGE_ROOT / LISTING).read_text("utf-8"))
         files = {str(k): str(v) for k, v in bundle["files"].items() if k.startswith("code/")}
     except (OSError, ValueError, KeyError, AttributeError):
         return ""

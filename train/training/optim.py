@@ -28,7 +28,7 @@ def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim
     Raises TrainError if the workload returns no usable optimizer.
     """
     if workload.optimizer is not None:
-        optimizers = _own(workload.optimizer(workload.model, config.lr))
+        optimizers = _checked_optimizers(workload.optimizer(workload.model, config.lr))
     else:
         with without_compiler():
             optimizers = (_built_in(workload, config),)
@@ -37,16 +37,20 @@ def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim
     return optimizers
 
 
-def _own(returned: Any) -> tuple[torch.optim.Optimizer, ...]:
-    several = tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
-    odd = [type(each).__name__ for each in several if not all(hasattr(each, n) for n in _PROTOCOL)]
-    if odd or not several:
+def _checked_optimizers(returned: Any) -> tuple[torch.optim.Optimizer, ...]:
+    optimizers = tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
+    odd = [
+        type(optimizer).__name__
+        for optimizer in optimizers
+        if not all(hasattr(optimizer, n) for n in _PROTOCOL)
+    ]
+    if odd or not optimizers:
         what = odd[0] if odd else f"{type(returned).__name__} with nothing in it"
         raise TrainError(
             f"the workload's optimizer(model, lr) returned a {what}; return a torch.optim.Optimizer, or a "
             "list of them that step together (docs/workloads.md, Several optimizers)"
         )
-    return several
+    return optimizers
 
 
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
@@ -81,14 +85,14 @@ class LearningRate:
         optimizers: Sequence[torch.optim.Optimizer],
         config: RunConfig,
         last_step: int,
-        own: Callable[[int, int], float] | None = None,
+        schedule: Callable[[int, int], float] | None = None,
     ) -> None:
-        """`own`: the workload's schedule. Raises TrainError when it gives no usable factor."""
+        """`schedule`: the workload's schedule. Raises TrainError when it gives no usable factor."""
         self._optimizers = optimizers
-        self._config, self._last_step, self._own = config, last_step, own
+        self._config, self._last_step, self._schedule = config, last_step, schedule
         self._base = [group["lr"] for group in self._groups()]
-        if own is not None:
-            self._check_own()
+        if schedule is not None:
+            self._check_schedule()
 
     def set_for(self, step: int) -> float:
         """Set the learning rates for `step`, and return the first group's, to show it."""
@@ -103,9 +107,9 @@ class LearningRate:
         return chain.from_iterable(each.param_groups for each in self._optimizers)
 
     def _factor(self, step: int) -> float:
-        if self._own is None:
+        if self._schedule is None:
             return lr_factor(self._config, step, self._last_step)
-        returned: object = self._own(step, self._last_step)
+        returned: object = self._schedule(step, self._last_step)
         try:
             factor = float(returned)  # type: ignore[arg-type]
         except (TypeError, ValueError):
@@ -117,7 +121,7 @@ class LearningRate:
             )
         return factor
 
-    def _check_own(self) -> None:
+    def _check_schedule(self) -> None:
         if self._config.schedule != "constant" or self._config.warmup_steps:
             raise TrainError(
                 "the workload brings a schedule of its own; take train.schedule and "

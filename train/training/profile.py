@@ -50,7 +50,7 @@ class Profile:
         self._steps = range(step, step)
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
-        self._before = self._clock.times()
+        self._before = self._clock.totals()
 
     def close(self) -> None:
         """After the last step of the range or of the run: write the trace, and print the table on rank 0."""
@@ -58,7 +58,7 @@ class Profile:
         if profiler is None:
             return
         with doing("writing the profile"):
-            step_s, exchange_s, data_s = self._clock.times().since(self._before)
+            step_s, exchange_s, data_s = self._clock.totals().mean_since(self._before)
             profiler.stop()
             operators = profiler.key_averages()
             compute_s = step_s - exchange_s - data_s

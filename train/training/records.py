@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 class StartFacts:
     """A start of a run, as manifest.json and the checkpoints describe it.
 
-    `parts`: the micro-batches of a step that each rank computes. `repeats`: whether a micro-batch gives the same bits
-    when it is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
-    before this one, as the checkpoint names them. `source`: the host that had the checkpoint, "" if it is this one.
+    `rank_micro_batches`: those of a step, for each rank. `repeats`: whether a micro-batch gives the same bits when it
+    is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
+    before this one, as the checkpoint names them. `checkpoint_host`: the host that had it, "" if it is this one.
     `hosts` and `environments` are entries of manifest.json under these names.
     """
 
@@ -56,13 +56,13 @@ class StartFacts:
     plan: BatchPlan
     settings: Mapping[str, Any]
     last_step: int
-    parts: Sequence[range]
+    rank_micro_batches: Sequence[range]
     repeats: bool
     accepted: Sequence[str]
     earlier: Sequence[Mapping[str, Any]]
     tracker_run: str
     rank_names: Sequence[str]
-    source: str
+    checkpoint_host: str
     argv: Sequence[str]
     hosts: Mapping[str, Any]
     environments: Mapping[str, Any]
@@ -84,10 +84,10 @@ class Records:
         self._directory, self._fence = directory, fence
         self._plan, self._last_step = facts.plan, facts.last_step
         self._remote, self._selection = remote, state.selection
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._warned = False
         self._names, self._slow_ranks = facts.rank_names, SlowRanks()
-        self._shares = [len(part) for part in facts.parts]
+        self._shares = [len(part) for part in facts.rank_micro_batches]
         self._has_last = True
         self._ending: dict[str, Any] = {}
         config, world, workload = facts.config, facts.world, facts.workload
@@ -128,39 +128,41 @@ class Records:
         sizes = {"world_size": world.size, "last_step": facts.last_step}
         was = read_status(directory)
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
-        self._row("start", start_step, **sizes, after=after)
+        self._write_row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             say_restart("" if start_step else "; there is no checkpoint yet, so it starts over")
         if start_step:
-            if not facts.source:
+            if not facts.checkpoint_host:
                 self.checkpointer.resumed(start_step)
-            whose = f", from the checkpoint of {facts.source}" if facts.source else ""
+            whose = (
+                f", from the checkpoint of {facts.checkpoint_host}" if facts.checkpoint_host else ""
+            )
             say(f"resuming at step {start_step} of {facts.last_step}{whose}")
         self._write_status("running", start_step)
         self.checkpointer.begin(start_step)
 
     def stepped(self, state: State, result: StepResult, lr: float) -> None:
         """Record a complete step: its row, the ranks' times if they are due, the progress line."""
-        self._checkpoints()
+        self._record_checkpoints()
         first, end = self._plan.span(state.step - 1)
         self._ending["loss"] = loss = result.loss
-        self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
-        if result.times and any(step_s for step_s, _, _ in result.times):
-            self._ranks(state.step, result.times)
+        self._write_row("step", state.step, loss=loss, lr=lr, samples=[first, end])
+        if result.rank_times and any(step_s for step_s, _, _ in result.rank_times):
+            self._record_ranks(state.step, result.rank_times)
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
 
-    def _checkpoints(self) -> None:
+    def _record_checkpoints(self) -> None:
         """Write the rows of the checkpoints that were completed meanwhile."""
-        while self.checkpointer.written:
-            step, seconds, stall = self.checkpointer.written.popleft()
-            self._row("checkpoint", step, seconds=round(seconds, 3), stall=round(stall, 3))
+        while self.checkpointer.completed:
+            step, seconds, stall = self.checkpointer.completed.popleft()
+            self._write_row("checkpoint", step, seconds=round(seconds, 3), stall=round(stall, 3))
 
-    def _ranks(self, step: int, times: list[list[float]]) -> None:
-        step_s = max(each[0] for each in times)
-        waiting, batches = ([round(each[n], 6) for each in times] for n in (1, 2))
+    def _record_ranks(self, step: int, rank_times: list[list[float]]) -> None:
+        step_s = max(rank[0] for rank in rank_times)
+        waiting, batches = ([round(rank[n], 6) for rank in rank_times] for n in (1, 2))
         slow = self._slow_ranks.observe(step_s, waiting)
         if slow is not None:
             self.say(
@@ -172,9 +174,9 @@ class Records:
             "waiting": waiting,
             "batches": batches,
         }
-        if (named := self._slow_ranks.named) is not None:
+        if (named := self._slow_ranks.slow_rank) is not None:
             values["slow"] = {"name": self._names[named.rank], "cost": round(named.cost, 3)}
-        self._row("ranks", step, **values)
+        self._write_row("ranks", step, **values)
 
     def commit(self, state: State, is_best: bool) -> None:
         """Take a checkpoint if one is due, or if its evaluation was the best so far.
@@ -186,12 +188,12 @@ class Records:
             self.checkpointer.save(state, is_best)
         lost = self.checkpointer.fenced_off
         if lost is None and self._remote is not None:
-            lost = self._remote.lost
+            lost = self._remote.fenced_off
         if lost is not None:
             raise lost
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        self._row("eval", step, **metrics)
+        self._write_row("eval", step, **metrics)
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
         text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self.say(f"eval at step {step}  {text}")
@@ -203,23 +205,23 @@ class Records:
         except OSError as error:
             self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
-    def save_last(self, state: State, leaving: bool, goes_on: bool) -> str:
+    def save_last(self, state: State, process_ends: bool, job_goes_on: bool) -> str:
         """Take the last checkpoint. Returns why it failed, or "". Raises FencedOffError.
 
-        `leaving`: this process will end soon, or its machine will be taken away. `goes_on`: the job goes on elsewhere
+        `process_ends`: this process will end soon, or its machine will be taken away. `job_goes_on`: the job goes on elsewhere
         from the store, so a failure of this checkpoint only prints a message and returns "".
         """
         self._progress.end_line()
-        if not leaving:
+        if not process_ends:
             self._ending["weights"] = weights_sha256(state.model.state_dict())
         try:
-            self.checkpointer.finish(state, leaving)
+            self.checkpointer.finish(state, process_ends)
         except (SaveFailedError, NotInStoreError) as error:
             is_here = isinstance(error, NotInStoreError)
             self._has_last = is_here
             committed = self._remote.committed if self._remote is not None else None
             newest = "none yet" if committed is None else f"step {committed}"
-            if goes_on:
+            if job_goes_on:
                 say(f"{error}; the job resumes from the newest one in the store ({newest})")
                 return ""
             if not is_here:
@@ -236,18 +238,18 @@ class Records:
         `reason`: why it was stopped. Raises FencedOffError, and TrainError if the status cannot be written or the
         attempt has failed already.
         """
-        self._checkpoints()
-        self._row(word, step, reason=reason)
+        self._record_checkpoints()
+        self._write_row(word, step, reason=reason)
         self._log.close()
         self._end(word, step, reason)
         self._write_status(word, step, reason)
         if self._remote is not None:
-            self._remote.close(self.manifest.whole())
+            self._remote.close(self.manifest.snapshot())
         self._fence.close()
-        spent = clock(time.monotonic() - self._began)
-        place = step_directory(self._directory, step)
+        spent = clock(time.monotonic() - self._started_at)
+        directory = step_directory(self._directory, step)
         why = f" ({reason})" if reason else ""
-        weights = f"; the weights: {place}/model.pt" if self._has_last else ""
+        weights = f"; the weights: {directory}/model.pt" if self._has_last else ""
         say(f"{word} at step {step}{why}, {spent} after the start{weights}")
         self._say_best()
 
@@ -255,27 +257,29 @@ class Records:
         selection, best = self._selection, best_step(self._directory)
         if best is None or best != selection.best_step:
             return
-        place = step_directory(self._directory, best)
+        directory = step_directory(self._directory, best)
         where = (
-            place if place.is_dir() else f"{place.name} on the host, or in the store, that wrote it"
+            directory
+            if directory.is_dir()
+            else f"{directory.name} on the host, or in the store, that wrote it"
         )
         say(
             f"best {selection.metric}: {selection.best:.6g}, at step {best}; the weights: {where}/model.pt"
         )
 
-    def leave(self, step: int, why: str) -> None:
+    def close_world(self, step: int, problem: str) -> None:
         """End the records of this world. The job goes on in another world, whose rank 0 writes records of its own.
 
-        `why`: the reason why this step has no checkpoint, or "".
+        `problem`: the reason why this step has no checkpoint, or "".
         """
-        if why:
-            self.say(f"{why}; resuming from the one before")
-        self._checkpoints()
-        self._row("left", step)
+        if problem:
+            self.say(f"{problem}; resuming from the one before")
+        self._record_checkpoints()
+        self._write_row("left", step)
         self._log.close()
-        self._end("left", step, why)
+        self._end("left", step, problem)
         if self._remote is not None:
-            self._remote.part()
+            self._remote.stop_renewing()
         self._fence.close()
         say(f"at step {step} the hosts change; meeting again")
 
@@ -283,7 +287,7 @@ class Records:
         self._progress.end_line()
         say(message)
 
-    def _row(self, kind: str, step: int, **values: Any) -> None:
+    def _write_row(self, kind: str, step: int, **values: Any) -> None:
         self._fence.check_seen()
         head = {"kind": kind, "step": step, "attempt": self._fence.attempt}
         when = {"generation": self._fence.generation, "time": round(time.time(), 3)}
@@ -297,9 +301,9 @@ class Records:
 
     def _write_status(self, word: str, step: int, reason: str = "") -> None:
         self._fence.check()
-        was = read_status(self._directory)
-        if was is not None and (was.word, was.attempt) == ("failed", self._fence.attempt):
-            raise TrainError(was.reason)  # another rank has recorded a failure meanwhile
+        status = read_status(self._directory)
+        if status is not None and (status.word, status.attempt) == ("failed", self._fence.attempt):
+            raise TrainError(status.reason)  # another rank has recorded a failure meanwhile
         record_status(self._directory, Status(word, self._fence.attempt, step, reason))
 
 
@@ -339,19 +343,16 @@ def _describe_run(facts: StartFacts, fence: Fence) -> dict[str, Any]:
     }
 
 
-def _describe_start(facts: StartFacts, about: dict[str, Any], from_step: int) -> dict[str, Any]:
+def _describe_start(facts: StartFacts, run: dict[str, Any], from_step: int) -> dict[str, Any]:
     start = {
-        **{
-            name: about[name]
-            for name in ("attempt", "generation", "settings", "code", "world_size")
-        },
+        **{name: run[name] for name in ("attempt", "generation", "settings", "code", "world_size")},
         "tier": os.environ.get("DDPGEN_TIER", ""),
         "started": round(time.time(), 3),
         "from_step": from_step,
         "last_step": facts.last_step,
         "bundle": "",
         "argv": list(facts.argv),
-        "shares": [len(part) for part in facts.parts],
+        "shares": [len(part) for part in facts.rank_micro_batches],
         "hosts": facts.hosts,
         "data": {},
     }

@@ -64,7 +64,7 @@ def repeat(
 def _repeat(
     model: torch.nn.Module, compute: Callable[[Any], torch.Tensor], batches: Sequence[Any]
 ) -> Repetition:
-    place = next(_other_values(*batches), None)
+    place = next(_differing_values(*batches), None)
     if place is not None:
         return Repetition(f"the batch{place} was another one when it was read again", None)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -77,34 +77,36 @@ def _repeat(
             results.append((loss.detach(), [p.grad for _, p in named]))
     (first, gradients), (second, others) = results
     found = []
-    if not _same(first, second):
+    if not _same_bits(first, second):
         found.append(f"its loss was {first.item():.9g}, then {second.item():.9g}")
     pairs = zip(named, gradients, others, strict=True)
-    changed = [name for (name, _), one, other in pairs if not _same(one, other)]
+    changed = [name for (name, _), one, other in pairs if not _same_bits(one, other)]
     if changed:
         more = f" (the first of {len(changed)} parameters)" if len(changed) > 1 else ""
         found.append(f"the gradient of {changed[0]}{more} was another one")
     return Repetition(", ".join(found), first.item())
 
 
-def report(mine: Repetition, world: World) -> bool:
+def report(repetition: Repetition, world: World) -> bool:
     """Return whether no rank found a difference; rank 0 prints a warning if one did."""
-    everyone = world.all_gather(mine)
-    differing = [(rank, each.difference) for rank, each in enumerate(everyone) if each.difference]
-    losses = [(rank, each.loss) for rank, each in enumerate(everyone) if each.loss is not None]
+    repetitions = world.all_gather(repetition)
+    differing = [
+        (rank, each.difference) for rank, each in enumerate(repetitions) if each.difference
+    ]
+    losses = [(rank, each.loss) for rank, each in enumerate(repetitions) if each.loss is not None]
     odd = [(rank, loss) for rank, loss in losses if repr(loss) != repr(losses[0][1])]
     if differing:
-        what = f"on rank {differing[0][0]}, {differing[0][1]}"
+        difference = f"on rank {differing[0][0]}, {differing[0][1]}"
     elif odd:
         (rank, loss), (other, another) = losses[0], odd[0]
-        what = f"its loss is {loss:.9g} on rank {rank} and {another:.9g} on rank {other}"
+        difference = f"its loss is {loss:.9g} on rank {rank} and {another:.9g} on rank {other}"
     else:
         return True
     if world.rank == 0:
         on_gpu = world.device.type == "cuda"
         gpu = " An operation of a GPU that is not deterministic does this, too." if on_gpu else ""
         say(
-            f"warning: one micro-batch gave two results: {what}. So the weights will depend on the number of "
+            f"warning: one micro-batch gave two results: {difference}. So the weights will depend on the number of "
             "processes and on restarts. Draw random numbers from the default generators only, keep nothing "
             "outside of parameters and buffers, and use neither rank, clock nor file order "
             f"(docs/workloads.md, What keeps the bits the same).{gpu}"
@@ -161,28 +163,32 @@ def _state_kept(model: torch.nn.Module) -> Iterator[None]:
         model.zero_grad(set_to_none=True)
 
 
-def _other_values(one: Any, other: Any, place: str = "") -> Iterator[str]:
+def _differing_values(first: Any, second: Any, path: str = "") -> Iterator[str]:
     """Yield the places where two batches differ, as `[0]` or `['image']`. Compares tensors only, in dicts, lists and
     tuples."""
-    if isinstance(one, torch.Tensor):
-        if not isinstance(other, torch.Tensor) or not _same(one, other):
-            yield place
-    elif isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in one:
-            yield from _other_values(one[key], other.get(key), f"{place}[{key!r}]")
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        for i, each in enumerate(one):
-            again = other[i] if i < len(other) else None
-            yield from _other_values(each, again, f"{place}[{i}]")
+    if isinstance(first, torch.Tensor):
+        if not isinstance(second, torch.Tensor) or not _same_bits(first, second):
+            yield path
+    elif isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in first:
+            yield from _differing_values(first[key], second.get(key), f"{path}[{key!r}]")
+    elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        for i, each in enumerate(first):
+            counterpart = second[i] if i < len(second) else None
+            yield from _differing_values(each, counterpart, f"{path}[{i}]")
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _same_bits(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     """Return whether the bits are the same, apart from the sign of a zero; NaN equals NaN."""
-    if one is None or other is None:
-        return one is other
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first is None or second is None:
+        return first is second
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if one.is_sparse:
-        one, other = one.coalesce(), other.coalesce()
-        return _same(one.indices(), other.indices()) and _same(one.values(), other.values())
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if first.is_sparse:
+        first, second = first.coalesce(), second.coalesce()
+        return _same_bits(first.indices(), second.indices()) and _same_bits(
+            first.values(), second.values()
+        )
+    return torch.equal(first, second) or bool(
+        ((first == second) | (first.isnan() & second.isnan())).all()
+    )

@@ -19,10 +19,16 @@ import torch
 from train.base.console import say
 from train.base.errors import TrainError, start_command
 from train.base.scheduler import VARIABLE
-from train.checkpoint.resume import Found
+from train.checkpoint.resume import NewestCheckpoint
 from train.distributed import agreement, bits
 from train.distributed.gradients import Gradients
-from train.distributed.process_group import Place, World, another_connection, join, leave
+from train.distributed.process_group import (
+    RankInfo,
+    World,
+    another_connection,
+    join,
+    leave_process_group,
+)
 from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
 from train.run.config import RunConfig
@@ -48,13 +54,13 @@ STORE_S = 6 * 3600.0
 class Meeting:
     """The world that a worker has joined.
 
-    `parts`: the micro-batches of a step that each rank computes. `environments`: the hosts' environments by their
+    `rank_micro_batches`: those of a step, for each rank. `environments`: the hosts' environments by their
     hash, on rank 0 alone. `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone.
     `host`: the status of this host, on the first rank of each of several hosts.
     """
 
     world: World
-    parts: list[range]
+    rank_micro_batches: list[range]
     assembly: agreement.Assembly
     environments: dict[str, Any]
     stop: StopRequest
@@ -66,60 +72,62 @@ def meet(info: RunInfo) -> Meeting:
     """Join the process group, compare the hosts and take the directory. Raises TrainError, FencedOffError."""
     config, directory, node = info.config, info.directory, info.node
     NOW.name = "starting"
-    place = Place.from_environment(os.environ)
-    check_world_size(config, place, node is not None)
+    rank_info = RankInfo.from_environment(os.environ)
+    check_world_size(config, rank_info, node is not None)
     fence = None
-    if place.rank == 0 and node is None:
+    if rank_info.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
         fence = Fence(directory, info.attempt or claim_by_hand(directory))
     numerics.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
     with doing("joining"), WAITING:
-        world = join(place, config.backend, *timeouts, info.failures)
+        world = join(rank_info, config.backend, *timeouts, info.failures)
     # Install the signal handler only after the rendezvous: until then SIGTERM must end a worker that waits for missing
     # peers.
     scheduler = os.environ.get(VARIABLE, "")
-    stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
+    stop = StopRequest(directory / "stop", scheduler, watches=rank_info.local_rank == 0)
     facts = numerics.facts(config, world.device)
-    here = environment(facts, world.device) if place.local_rank == 0 else {}
-    assembly = agreement.assemble(world, config.weight, facts, identity(here), directory, node)
-    environments = assembly.gather_environments(world, here)
+    own_environment = environment(facts, world.device) if rank_info.local_rank == 0 else {}
+    assembly = agreement.assemble(
+        world, config.weight, facts, identity(own_environment), directory, node
+    )
+    environments = assembly.gather_environments(world, own_environment)
     connect_reporters(info.reporter, world)
     host = None
     if node is not None:
-        if place.local_rank == 0:
+        if rank_info.local_rank == 0:
             agreement.enter(node, assembly)
             host = node
         fence = agreement.take_directory(directory, assembly, world)
-    parts = ranges(shares(config, assembly))
+    rank_micro_batches = ranges(shares(config, assembly))
     if world.rank == 0:
-        agreement.introduce(assembly, world.backend, parts, config.determinism)
-    return Meeting(world, parts, assembly, environments, stop, fence, host)
+        agreement.introduce(assembly, world.backend, rank_micro_batches, config.determinism)
+    return Meeting(world, rank_micro_batches, assembly, environments, stop, fence, host)
 
 
-def part(world: World, info: RunInfo, gradients: Gradients | None = None) -> None:
+def leave(world: World, info: RunInfo, gradients: Gradients | None = None) -> None:
     """Leave the world after a good end. No rank leaves before all are done."""
     if info.failures is not None:
         world.barrier()
         info.failures.close()
     info.reporter.stop()
-    leave(world, gradients)
+    leave_process_group(world, gradients)
 
 
-def check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None:
+def check_world_size(config: RunConfig, rank_info: RankInfo, among_hosts: bool) -> None:
     """Raise TrainError when more or fewer processes were started than the artefacts were written for."""
-    if config.world_size in (None, place.world_size):
+    if config.world_size in (None, rank_info.world_size):
         return
-    what = f"planned for {config.world_size} processes and started as {place.world_size}"
-    if among_hosts and place.world_size < (config.world_size or 0):
+    mismatch = f"planned for {config.world_size} processes and started as {rank_info.world_size}"
+    if among_hosts and rank_info.world_size < (config.world_size or 0):
         # The host's script counted the processes from the list of nodes, so a node of the list is missing.
         raise TrainError(
-            f"{what}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
+            f"{mismatch}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
             "apart or more; compare them (`date +%s` on each at once; `ddpgen explain CLK001`), let "
             "all keep time by NTP, and start the job again"
         )
     raise TrainError(
-        f"{what}; start the job by its launch script, or render it again for this number"
+        f"{mismatch}; start the job by its launch script, or render it again for this number"
     )
 
 
@@ -194,7 +202,7 @@ def open_store(
 
 
 def check_settings(
-    config: RunConfig, settings: dict[str, Any], world: World, found: Found
+    config: RunConfig, settings: dict[str, Any], world: World, newest: NewestCheckpoint
 ) -> list[str]:
     """Compare this run with the one that wrote the checkpoint, and return the accepted changes of its settings.
 
@@ -202,30 +210,30 @@ def check_settings(
     """
     now = _as_json(settings)
     # Checkpoints of older versions do not record `determinism`.
-    was = {"determinism": "default", **found.source.meta.get("settings", {})}
-    accepted = differences(was, now)
+    before = {"determinism": "default", **newest.source.meta.get("settings", {})}
+    accepted = differences(before, now)
     if accepted and not config.accept_changes:
         raise TrainError(
-            f"the checkpoint of step {found.source.step} was written with other settings: "
+            f"the checkpoint of step {newest.source.step} was written with other settings: "
             f"{'; '.join(accepted)}. Use another checkpoint.dir to start over, or add "
             "--accept-changes to the training command to resume from it with the new settings "
             f"({start_command(len(world.layout) > 1)} --accept-changes)"
         )
-    if world.rank == 0 and found.source.meta.get("code") != numerics.code():
+    if world.rank == 0 and newest.source.meta.get("code") != numerics.code():
         say(
-            f"your code has changed since the checkpoint of step {found.source.step} was written; resuming "
+            f"your code has changed since the checkpoint of step {newest.source.step} was written; resuming "
             "from it all the same. To start over, give the job another name or checkpoint.dir"
         )
     if world.rank == 0:
-        was = found.source.meta.get("facts", {})
+        before = newest.source.meta.get("facts", {})
         now = _as_json(numerics.facts(config, world.device))
-        changed = differences(was, now)
-        odd = bits.changed(was.get("bits", {}), now["bits"])
+        changed = differences(before, now)
+        odd = bits.differing_operations(before.get("bits", {}), now["bits"])
         if odd:
             differ = f"; what differs: {'; '.join(changed)}" if changed else ""
             say(
                 "warning: this run computes other bits than the one that wrote the checkpoint, in "
-                f"{bits.described(odd)}{differ}"
+                f"{bits.describe(odd)}{differ}"
             )
         elif changed:
             say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from train.base.console import say
-from train.run.bundle import HERE
+from train.run.bundle import PACKAGE_ROOT
 from train.run.metrics import RESERVED
 
 # How long a tracker may take for its last rows: the machine may be about to go.
@@ -52,21 +52,23 @@ class Tracker(Protocol):
 Processes = list["subprocess.Popen[bytes]"]
 
 
-def start(names: Sequence[str], directory: Path, run: str, step: int, every: int) -> Processes:
+def start(names: Sequence[str], directory: Path, run: str, step: int, log_every: int) -> Processes:
     """Start a process for each of these trackers and return them; they end when this process does.
 
-    `run`: an id that is the same at every start of a job. `step`: the step where this start begins. `every`: steps
+    `run`: an id that is the same at every start of a job. `step`: the step where this start begins. `log_every`: steps
     between two measurements of the speed. metrics.jsonl must exist, and must have no row of this start yet.
     """
     size = (directory / "metrics.jsonl").stat().st_size
-    about = [str(directory.absolute()), run, str(step), str(size), str(every)]
+    about = [str(directory.absolute()), run, str(step), str(size), str(log_every)]
     started: Processes = []
     for name in names:
         command = [sys.executable, "-m", __name__, name, *about]
         try:
             # A session of its own, so that Ctrl-C reaches only the training: the tracker waits for its last row.
             started += [
-                subprocess.Popen(command, cwd=HERE, stdin=subprocess.PIPE, start_new_session=True)
+                subprocess.Popen(
+                    command, cwd=PACKAGE_ROOT, stdin=subprocess.PIPE, start_new_session=True
+                )
             ]
         except OSError as error:
             say(f"{name} cannot be started ({error.strerror}); training goes on without it", 0)
@@ -100,7 +102,7 @@ def run_id(directory: Path, resumed: str) -> str:
 class TensorBoard:
     """A log directory, `tensorboard` in the checkpoint directory."""
 
-    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+    def __init__(self, run: str, name: str, manifest: Mapping[str, Any], step: int) -> None:
         protos = import_module("tensorboard.compat.proto.event_pb2")
         self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._event = protos.Event
@@ -126,11 +128,11 @@ class WandB:
     """A run of Weights & Biases. Its own variables set the project, and whether it is online (WANDB_PROJECT,
     WANDB_MODE)."""
 
-    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+    def __init__(self, run: str, name: str, manifest: Mapping[str, Any], step: int) -> None:
         wandb = import_module("wandb")
         quiet = wandb.Settings(console="off")  # this process does not print the training's log
         self._run = wandb.init(
-            id=run, resume="allow", name=name, config=dict(about["settings"]), settings=quiet
+            id=run, resume="allow", name=name, config=dict(manifest["settings"]), settings=quiet
         )
         self.last = self._run.starting_step - 1  # W&B refuses earlier steps
 
@@ -147,17 +149,17 @@ class MLflow:
     """A run of MLflow. Its own variables set the server and the experiment (MLFLOW_TRACKING_URI,
     MLFLOW_EXPERIMENT_NAME)."""
 
-    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+    def __init__(self, run: str, name: str, manifest: Mapping[str, Any], step: int) -> None:
         self._mlflow, self._entities = import_module("mlflow"), import_module("mlflow.entities")
         self._client = self._mlflow.MlflowClient()
-        mine = f"tags.`ddpgen.run` = '{run}'"
-        found = self._mlflow.search_runs(filter_string=mine, max_results=1, output_format="list")
-        if found:
-            self._run = self._mlflow.start_run(run_id=found[0].info.run_id).info.run_id
-            self.last = int(found[0].data.tags.get("ddpgen.step", 0))
+        query = f"tags.`ddpgen.run` = '{run}'"
+        runs = self._mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
+        if runs:
+            self._run = self._mlflow.start_run(run_id=runs[0].info.run_id).info.run_id
+            self.last = int(runs[0].data.tags.get("ddpgen.step", 0))
             return
         self._run = self._mlflow.start_run(run_name=name, tags={"ddpgen.run": run}).info.run_id
-        self._mlflow.log_params({k: str(v)[:500] for k, v in about["settings"].items()})
+        self._mlflow.log_params({k: str(v)[:500] for k, v in manifest["settings"].items()})
         self.last = 0
 
     def send(self, points: Sequence[Points]) -> None:
@@ -167,10 +169,10 @@ class MLflow:
             for key, value in values.items()
         ]
         for first in range(0, len(metrics), 1000):  # the most that a request may have
-            some = metrics[first : first + 1000]
+            chunk = metrics[first : first + 1000]
             # Store the last step in the same request: MLflow would keep a point twice if it were sent twice.
-            last = self._entities.RunTag("ddpgen.step", str(some[-1].step))
-            self._client.log_batch(self._run, some, tags=[last])
+            last = self._entities.RunTag("ddpgen.step", str(chunk[-1].step))
+            self._client.log_batch(self._run, chunk, tags=[last])
 
     def close(self, end: str) -> None:
         status = {"done": "FINISHED", "stopped": "KILLED", "left": "RUNNING"}
@@ -209,27 +211,27 @@ class Follower:
     """Reads the rows of this start, and the earlier ones that count and that the tracker lacks."""
 
     def __init__(
-        self, tracker: Tracker, about: Mapping[str, Any], step: int, size: int, every: int
+        self, tracker: Tracker, manifest: Mapping[str, Any], step: int, size: int, log_every: int
     ) -> None:
-        self._tracker, self._step, self._size, self._every = tracker, step, size, every
-        self._unit, self._units = about["unit"], about["units_per_step"]
+        self._tracker, self._step, self._size, self._log_every = tracker, step, size, log_every
+        self._unit, self._units = manifest["unit"], manifest["units_per_step"]
         self._file = open("metrics.jsonl", "rb")  # noqa: SIM115 (for as long as the process lives)
-        self._rest = b""
+        self._unfinished_line = b""
         self._before: tuple[int, float] | None = None
         self.end = ""
 
     def send(self) -> None:
         """Send the new rows. Raises any error of the tracker."""
-        begin = self._file.tell() - len(self._rest)
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        begin = self._file.tell() - len(self._unfinished_line)
+        *lines, self._unfinished_line = (self._unfinished_line + self._file.read()).split(b"\n")
         rows: dict[tuple[str, int], dict[str, Any]] = {}  # the last row of a step counts
         for line in lines:
-            mine, begin = begin >= self._size, begin + len(line) + 1
+            is_of_this_start, begin = begin >= self._size, begin + len(line) + 1
             with contextlib.suppress(ValueError):  # a line that a crash cut off
                 row = json.loads(line)
-                if mine or row["step"] <= self._step:
+                if is_of_this_start or row["step"] <= self._step:
                     rows[row["kind"], row["step"]] = row
-                if mine and row["kind"] in ("done", "stopped", "left"):
+                if is_of_this_start and row["kind"] in ("done", "stopped", "left"):
                     self.end = row["kind"]
         new = list(self._points(sorted(rows.values(), key=lambda row: int(row["step"]))))
         if new:
@@ -240,7 +242,7 @@ class Follower:
             values = points(row)
             if row["kind"] == "start":
                 self._before = None
-            elif row["kind"] == "step" and row["step"] % self._every == 0:
+            elif row["kind"] == "step" and row["step"] % self._log_every == 0:
                 values |= self._speed(row["step"], row["time"])
             if values and row["step"] > self._tracker.last:
                 yield Points(row["step"], row["time"], values)
@@ -259,12 +261,12 @@ def main(name: str, directory: str, run: str, *numbers: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_end, args=(name, ended), daemon=True).start()
-    step, size, every = map(int, numbers)
+    step, size, log_every = map(int, numbers)
     os.chdir(directory)
     try:
-        about = json.loads(Path("manifest.json").read_bytes())
-        tracker = _TRACKERS[name](run, Path(directory).name, about, step)
-        follower = Follower(tracker, about, step, size, every)
+        manifest = json.loads(Path("manifest.json").read_bytes())
+        tracker = _TRACKERS[name](run, Path(directory).name, manifest, step)
+        follower = Follower(tracker, manifest, step, size, log_every)
         over = False
         while not over:
             over = ended.wait(_POLL_S)

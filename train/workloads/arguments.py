@@ -11,7 +11,7 @@ from typing import Any
 from train.base.errors import TrainError
 
 
-def whole(name: str, value: Any, at_least: int = 1) -> None:
+def whole_number(name: str, value: Any, at_least: int = 1) -> None:
     """Check for a whole number >= `at_least`. `true` is not a number here, although it is one in Python."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     _require(fits, name, value, f"a whole number of at least {at_least}")
@@ -42,6 +42,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _require(fits: bool, name: str, value: Any, wanted: str) -> None:
-    if not fits:
-        raise TrainError(f"train.args.{name}: is {value!r}, but must be {wanted}; correct it there")
+def _require(is_valid: bool, name: str, value: Any, expected: str) -> None:
+    if not is_valid:
+        raise TrainError(
+            f"train.args.{name}: is {value!r}, but must be {expected}; correct it there"
+        )

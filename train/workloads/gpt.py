@@ -41,13 +41,13 @@ def build(
     library is read. At most `max_bytes` are read of either. Raises TrainError for an argument out of its range, and
     for text that is missing or too short.
     """
-    arguments.whole("depth", depth)
-    arguments.whole("width", width)
-    arguments.whole("heads", heads)
-    arguments.whole("seq_len", seq_len)
+    arguments.whole_number("depth", depth)
+    arguments.whole_number("width", width)
+    arguments.whole_number("heads", heads)
+    arguments.whole_number("seq_len", seq_len)
     arguments.probability("dropout", dropout)
     arguments.flag("tie_weights", tie_weights)
-    arguments.whole("max_bytes", max_bytes)
+    arguments.whole_number("max_bytes", max_bytes)
     arguments.probability("holdout", holdout)
     if text is not None:
         arguments.text("text", text)

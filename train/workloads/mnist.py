@@ -65,19 +65,21 @@ def build(
     arguments.text("data_dir", data_dir)
     arguments.text("url", url)
     arguments.number("download_timeout", download_timeout, above=0)
-    arguments.whole("channels", channels)
-    arguments.whole("hidden", hidden)
-    arguments.whole("classes", classes, at_least=2)
+    arguments.whole_number("channels", channels)
+    arguments.whole_number("hidden", hidden)
+    arguments.whole_number("classes", classes, at_least=2)
     arguments.probability("dropout", dropout)
     arguments.flag("batch_norm", batch_norm)
 
     hashes = SHA256 | _checked_hashes(sha256)
-    source = Source(os.path.abspath(os.path.expanduser(data_dir)), url, hashes, download_timeout)
+    source = DataFolder(
+        os.path.abspath(os.path.expanduser(data_dir)), url, hashes, download_timeout
+    )
     context.once_per_node(
         f"mnist:{source.folder}", source.provide, download_timeout + VERIFICATION_S
     )
-    training = _read(source.path(STEMS[0]), source.path(STEMS[1]), classes)
-    held_out = _read(source.path(STEMS[2]), source.path(STEMS[3]), classes)
+    training = _read_split(source.path(STEMS[0]), source.path(STEMS[1]), classes)
+    held_out = _read_split(source.path(STEMS[2]), source.path(STEMS[3]), classes)
     size = training.values.shape[2], training.values.shape[3]
     return Workload(
         model=Network(size, channels, hidden, classes, dropout, batch_norm),
@@ -108,7 +110,7 @@ def _checked_hashes(sha256: Any) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFolder:
     """A folder, and the URL from which missing files are downloaded."""
 
     folder: str
@@ -130,22 +132,22 @@ class Source:
     def path(self, stem: str) -> str:
         """Return the path of the file for `stem`: the requested form, or the other one if only that exists."""
         plain, packed = os.path.join(self.folder, stem), os.path.join(self.folder, f"{stem}.gz")
-        wanted, other = (plain, packed) if stem in self.sha256 else (packed, plain)
-        return other if os.path.exists(other) and not os.path.exists(wanted) else wanted
+        preferred, fallback = (plain, packed) if stem in self.sha256 else (packed, plain)
+        return fallback if os.path.exists(fallback) and not os.path.exists(preferred) else preferred
 
     def _verify(self, path: str) -> None:
-        wanted = self.sha256.get(os.path.basename(path))
-        if wanted is None:
+        expected = self.sha256.get(os.path.basename(path))
+        if expected is None:
             return
         try:
             with open(path, "rb") as file:
-                found = sha256_of(file)
+                sha256 = sha256_of(file)
         except OSError as error:
             raise TrainError(f"cannot read {path!r}: {error.strerror}; make it readable") from None
-        if found != wanted.lower():
+        if sha256 != expected.lower():
             raise TrainError(
-                f"{path!r} is not the file it should be: its sha256 is {found}, wanted is "
-                f"{wanted.lower()}; remove it, so that it is downloaded anew, or, if it is your "
+                f"{path!r} is not the file it should be: its sha256 is {sha256}, wanted is "
+                f"{expected.lower()}; remove it, so that it is downloaded anew, or, if it is your "
                 "own, give its hash in train.args.sha256"
             )
 
@@ -160,8 +162,8 @@ def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None
     socket.setdefaulttimeout(max(timeout_s, 0.001))  # torch.hub takes no timeout
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        wanted = sha256 and sha256.lower()
-        torch.hub.download_url_to_file(url, path, hash_prefix=wanted, progress=False)
+        expected = sha256 and sha256.lower()
+        torch.hub.download_url_to_file(url, path, hash_prefix=expected, progress=False)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise TrainError(
             f"cannot download {url} to {path!r}: {error}; check the URL, the network, the proxy "
@@ -177,7 +179,7 @@ def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None
         socket.setdefaulttimeout(before)
 
 
-def _read(images: str, labels: str, classes: int) -> Labelled:
+def _read_split(images: str, labels: str, classes: int) -> Labelled:
     """Return pictures uint8 [n, 1, height, width] with labels. Raises TrainError for damaged files and labels out of
     range."""
     pictures, numbers = read_labelled_images(images, labels)

@@ -76,12 +76,12 @@ def _files_of(root: str) -> list[str]:
 
 
 def _walk(
-    root: str, wanted: Callable[[str], bool], entered: Callable[[str], bool]
+    root: str, accepts_file: Callable[[str], bool], enters_folder: Callable[[str], bool]
 ) -> Iterator[str]:
     """Yield the regular files below `root`."""
     for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
-        folders[:] = [name for name in folders if entered(name)]
-        for name in filter(wanted, names):
+        folders[:] = [name for name in folders if enters_folder(name)]
+        for name in filter(accepts_file, names):
             path = os.path.join(folder, name)
             if os.path.isfile(path):  # not a pipe: reading would hang
                 yield path

@@ -30,11 +30,11 @@ def build(
 
     Raises TrainError for an argument out of its range.
     """
-    arguments.whole("features", features)
-    arguments.whole("classes", classes, at_least=2)
-    arguments.whole("hidden", hidden)
-    arguments.whole("samples", samples)
-    arguments.whole("eval_samples", eval_samples)
+    arguments.whole_number("features", features)
+    arguments.whole_number("classes", classes, at_least=2)
+    arguments.whole_number("hidden", hidden)
+    arguments.whole_number("samples", samples)
+    arguments.whole_number("eval_samples", eval_samples)
     arguments.probability("dropout", dropout)
     arguments.flag("batch_norm", batch_norm)
 

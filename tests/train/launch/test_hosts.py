@@ -47,12 +47,12 @@ LISTED = Listed(HOSTS)
 def test_ranks_follow_the_list_with_the_head_first(head: str, only: str, order: list[str]) -> None:
     names = [line.split()[0] for line in order]
     members = [membership(LISTED, name, head, only) for name in names]
-    assert [f"{each.me} {each.node_rank} {each.first_rank}" for each in members] == order
+    assert [f"{each.host_name} {each.node_rank} {each.first_rank}" for each in members] == order
     procs = {host.name: host.procs for host in HOSTS}
     for each in members:
         assert [name for name, _ in each.roster] == names
-        assert (each.head, each.is_head) == (names[0], each.me == names[0])
-        assert each.procs == procs[each.me]
+        assert (each.head, each.is_head) == (names[0], each.host_name == names[0])
+        assert each.procs == procs[each.host_name]
         assert each.world_size == sum(procs[name] for name in names)
         assert each.nodes == len(names)
 
@@ -65,7 +65,7 @@ def test_an_elastic_job_begins_with_fewer_hosts(
     least: int, only: str, expected: tuple[int, int]
 ) -> None:
     member = membership(Listed(HOSTS, (least, 3)), "desk", only=only)
-    assert (member.least, member.nodes) == expected
+    assert (member.min_nodes, member.nodes) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_would_give_two_hosts_one_rank_is_refused(head: str, only: str, sai
 
 def test_many_others_are_counted_and_not_all_named() -> None:
     many = Listed(tuple(HostEntry(f"n{i}", f"n{i}", 1) for i in range(100)))
-    assert membership(many, "n0").others == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
+    assert membership(many, "n0").other_names == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, "10.0.0.2"), (1, "127.0.0.1")])
@@ -106,11 +106,11 @@ def test_torch_gets_the_address_of_the_head_that_was_tried(
     supervisor = Supervisor(Tier(options, command), options, command, Recorded())
     supervisor.checkpoint_dir = Path("/x")
     supervisor.member = Membership(
-        me="laptop", procs=1, world_size=2, node_rank=rank, nodes=2,
+        host_name="laptop", procs=1, world_size=2, node_rank=rank, nodes=2,
         head="desk", head_address="localhost", port=4711,
     )  # fmt: skip
     _, address, head = supervisor._network()
-    words = workers(command, supervisor._values(address, head))
+    words = workers(command, supervisor._placeholder_values(address, head))
     assert f"--rdzv-endpoint={expected}:4711" in words
 
 
@@ -194,9 +194,9 @@ def test_the_finding_of_the_preflight_is_the_reason_of_the_end(
     )  # fmt: skip
     command = Command(("host",), (), ("run",), ())
     tier = Tier(options, command)
-    member = Membership(me="laptop", procs=1, world_size=1, node_rank=0, nodes=1)
+    member = Membership(host_name="laptop", procs=1, world_size=1, node_rank=0, nodes=1)
     monkeypatch.setattr(tier, "membership", lambda: member)
     supervisor = Supervisor(tier, options, command, Recorded())
     monkeypatch.setattr(supervisor, "_settings", lambda: None)
-    monkeypatch.setattr(supervisor, "_beside", lambda work: work())
+    monkeypatch.setattr(supervisor, "_run_in_thread", lambda work: work())
     assert supervisor._run() == ExitReport(69 if why else 0, reason=why)

@@ -64,24 +64,24 @@ def azure() -> Iterator[Metadata]:
 
 def client(server: Metadata, every: float = 1.0, name: str = "") -> Cloud:
     cloud: Any = clouds()[name or server.cloud](server.base, every)
-    ask = cloud._service.ask
+    request = cloud._service.request
 
     def with_retries(
-        path: str, headers: Any = None, method: str = "GET", within: float = 1.0
+        path: str, headers: Any = None, method: str = "GET", timeout_s: float = 1.0
     ) -> Any:
         # Without a fault an answer does come; on a busy machine not within a second.
-        return ask(path, headers, method, within if server.fault else within + 30)
+        return request(path, headers, method, timeout_s if server.fault else timeout_s + 30)
 
-    cloud._service.ask = with_retries
+    cloud._service.request = with_retries
     return cloud
 
 
 def test_every_cloud_says_nothing_until_it_takes_the_machine_back(server: Metadata) -> None:
     cloud = client(server)
     cloud.probe()
-    assert [cloud.look(), cloud.look()] == ["", ""]
+    assert [cloud.read_notice(), cloud.read_notice()] == ["", ""]
     server.preempt()
-    assert words(cloud.look()) == WORDS[server.cloud]
+    assert words(cloud.read_notice()) == WORDS[server.cloud]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -96,14 +96,14 @@ def test_a_service_that_fails_is_not_there_gives_no_notice_and_is_heard_again_af
     server.fault = ""
     cloud = client(server)
     cloud.probe()
-    assert cloud.look() == ""
+    assert cloud.read_notice() == ""
     server.preempt()
     server.fault = fault
     for _ in range(2):
         with pytest.raises(ServiceError):
-            cloud.look()
+            cloud.read_notice()
     server.fault = ""
-    assert words(cloud.look()) == WORDS[server.cloud]
+    assert words(cloud.read_notice()) == WORDS[server.cloud]
 
 
 def test_one_cloud_is_not_taken_for_another(server: Metadata) -> None:
@@ -118,19 +118,19 @@ def test_what_does_not_say_that_it_is_google_is_not_believed(gcp: Metadata) -> N
     with pytest.raises(AbsentError):
         cloud.probe()
     with pytest.raises(ServiceError):
-        cloud.look()
+        cloud.read_notice()
 
 
 def test_an_expired_token_is_renewed(aws: Metadata) -> None:
     cloud = client(aws)
     cloud.probe()
-    assert cloud.look() == ""
+    assert cloud.read_notice() == ""
     aws.tokens.clear()
-    assert cloud.look() == ""
+    assert cloud.read_notice() == ""
     assert aws.asked.count("/latest/api/token") == 2
     aws.tokens.clear()
     aws.preempt()
-    assert words(cloud.look()) == WORDS["aws"]
+    assert words(cloud.read_notice()) == WORDS["aws"]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_only_an_action_that_aws_has_is_a_notice(
     aws.action = answer
     if said is None:
         with pytest.raises(ServiceError):
-            client(aws).look()
+            client(aws).read_notice()
     else:
-        assert client(aws).look() == said
+        assert client(aws).read_notice() == said
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_only_a_maintenance_that_ends_the_machine_is_a_notice(
     gcp: Metadata, event: str, said: str
 ) -> None:
     gcp.maintenance = event
-    assert words(client(gcp).look()) == said
+    assert words(client(gcp).read_notice()) == said
 
 
 def test_gcp_is_heard_at_once_whatever_the_period(gcp: Metadata) -> None:
     cloud = client(gcp, every=25.0)
-    assert cloud.look() == ""
+    assert cloud.read_notice() == ""
     waiting = threading.Timer(0.5, gcp.preempt)
     waiting.start()
     began = time.monotonic()
-    assert words(cloud.look()) == WORDS["gcp"]
+    assert words(cloud.read_notice()) == WORDS["gcp"]
     assert time.monotonic() - began < 20, "not a period later"
     waiting.join()
 
@@ -203,21 +203,21 @@ def test_only_a_preempt_event_that_names_this_machine_is_a_notice(
     azure: Metadata, events: list[Any], said: str
 ) -> None:
     azure.events = events
-    assert words(client(azure).look()) == said
+    assert words(client(azure).read_notice()) == said
 
 
 def test_proxies_are_not_asked(server: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, NOWHERE)
     server.preempt()
-    assert words(client(server).look()) == WORDS[server.cloud]
+    assert words(client(server).read_notice()) == WORDS[server.cloud]
 
 
 def test_a_service_that_is_slow_once_is_asked_again(
     server: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.fault = "500"
-    asked = Service.ask
+    asked = Service.request
 
     def recovers(self: Service, *args: Any, **more: Any) -> Any:
         try:
@@ -225,7 +225,7 @@ def test_a_service_that_is_slow_once_is_asked_again(
         finally:
             server.fault = ""
 
-    monkeypatch.setattr(Service, "ask", recovers)
+    monkeypatch.setattr(Service, "request", recovers)
     assert notice._is_there(client(server))
 
 
@@ -361,9 +361,9 @@ def test_without_hard_links_the_file_comes_with_its_words(
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert notice._ask(tmp_path / "stop", "preempted: x")
+    assert notice._request_stop(tmp_path / "stop", "preempted: x")
     assert (tmp_path / "stop").read_text() == "preempted: x\n"
-    assert notice._ask(tmp_path / "stop", "preempted: y")
+    assert notice._request_stop(tmp_path / "stop", "preempted: y")
     assert (tmp_path / "stop").read_text() == "preempted: x\n"
     assert "asked for already (preempted: x)" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["stop"]

@@ -35,11 +35,16 @@ def without(name: str) -> dict[str, str]:
 
 def test_who_takes_part() -> None:
     found = membership(TOLD, 2, 4, PORTS)
-    assert (found.me, found.node_rank, found.first_rank, found.world_size) == ("node1", 1, 4, 8)
+    assert (found.host_name, found.node_rank, found.first_rank, found.world_size) == (
+        "node1",
+        1,
+        4,
+        8,
+    )
     assert (found.head, found.head_address, found.is_head) == ("node0", "10.0.0.1", False)
-    assert (found.nodes, found.least) == (2, 2)
+    assert (found.nodes, found.min_nodes) == (2, 2)
     assert list(found.roster) == [("node0", "10.0.0.1"), ("node1", "10.0.0.2")]
-    assert (found.launch, found.part) == (f"sky.{ID}.3", ID)
+    assert (found.launch, found.task_directory) == (f"sky.{ID}.3", ID)
 
 
 def test_all_machines_of_a_start_work_out_one_port_and_another_start_another() -> None:

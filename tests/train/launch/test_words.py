@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.launch.words import Command, fill, shown, split, workers
+from train.launch.words import Command, displayed, fill, split, workers
 
 NAMES = (
     "nodes head port address node_rank first_rank world_size launch is_head checkpoint_dir store"
@@ -88,6 +88,6 @@ def test_another_launcher_is_refused() -> None:
 
 def test_a_command_that_is_shown_can_be_typed() -> None:
     words = ["python", *(f"--option-{i}=it's {i}" for i in range(20)), "new\nline"]
-    text = shown(words)
+    text = displayed(words)
     assert shlex.split(text.replace(" \\\n", " ")) == words
     assert max(map(len, text.splitlines())) <= 112

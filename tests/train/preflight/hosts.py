@@ -25,7 +25,7 @@ FACTS = {
 def settings(**changes: Any) -> Settings:
     known: dict[str, Any] = {
         "job": "gpt",
-        "me": "a",
+        "host_name": "a",
         "checkpoint_dir": Path("/ckpt"),
         "port": 29500,
     }

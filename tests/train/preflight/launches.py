@@ -49,7 +49,7 @@ class Launch:
         self.addresses = {name: f"127.0.0.{rank + 1}" for rank, name in enumerate(names)}
         self._common = {
             "nodes": nodes,
-            "least": nodes,
+            "min_nodes": nodes,
             "world_size": nodes,
             "head": "127.0.0.1",
             "port": self.port,
@@ -63,7 +63,7 @@ class Launch:
         self._processes: list[Process] = []
 
     def given(self, name: str, **changes: Any) -> dict[str, Any]:
-        own = {"me": name, "node_rank": ord(name[0]) - ord("a")}
+        own = {"host_name": name, "node_rank": ord(name[0]) - ord("a")}
         address = self.addresses.get(name, "127.0.0.99")
         return {**self._common, **own, "address": address, **changes}
 

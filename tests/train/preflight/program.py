@@ -23,8 +23,8 @@ from train.preflight.settings import Settings
 def main(argv: Sequence[str]) -> int:
     """Run the check; the exit code."""
     processes.die_with_parent(signal.SIGTERM)
-    given = json.loads(argv[0]) | {"only": "--only" in argv}
-    return EXIT_UNAVAILABLE if run(settings(given), driven="--driven" in argv) else 0
+    given = json.loads(argv[0]) | {"check_only": "--only" in argv}
+    return EXIT_UNAVAILABLE if run(settings(given), has_driver="--driven" in argv) else 0
 
 
 def settings(given: dict[str, Any]) -> Settings:

@@ -1,6 +1,6 @@
 """A host of a launch as a process: what its own checks find is given, and so is the judge's opinion.
 
-    python stub_host.py '{"me": "b", "node_rank": 1, …}'   (fields of Asked, and those of Stub)
+    python stub_host.py '{"host_name": "b", "node_rank": 1, …}'   (fields of Asked, and those of Stub)
 
 Prints the lines it says, then one line of JSON: the outcome.
 """
@@ -45,10 +45,18 @@ class Stub:
             threading.Event().wait()
         time.sleep(self.takes_s)
         found = [
-            Finding(code, settings.me, f"{settings.me} has {code}", "cure it", self.severity)
+            Finding(
+                code,
+                settings.host_name,
+                f"{settings.host_name} has {code}",
+                "cure it",
+                self.severity,
+            )
             for code in self.finds
         ]
-        return Report.of(settings, found, address=self.address, first_address=self.first_address)
+        return Report.from_settings(
+            settings, found, address=self.address, first_address=self.first_address
+        )
 
     def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
         found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]

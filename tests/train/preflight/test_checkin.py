@@ -235,7 +235,7 @@ SAME_RANK = "b (127.0.0.2) and c (127.0.0.3) were both started as node 1"
         ([("b", {}), ("c", {"node_rank": 1})], "RANK001", SAME_RANK),
         ([("b", {}), ("b", {})], "RANK001", "b was started twice, as node 1"),
         ([("b", {"node_rank": 7})], "RANK002", "of 3 hosts the node ranks are 0 to 2"),
-        ([("b", {"nodes": 4, "least": 4})], "RANK003", "b (127.0.0.2) was started for 4 hosts"),
+        ([("b", {"nodes": 4, "min_nodes": 4})], "RANK003", "b (127.0.0.2) was started for 4 hosts"),
         ([("b", {"world_size": 16})], "RANK003", "and 16 processes"),
     ],
 )
@@ -647,7 +647,7 @@ def until_refused(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_late_host_joins_a_run_under_way(
     launch: Any, run_under_way: Any, until_refused: Any
 ) -> None:
-    here = launch(3, least=2)
+    here = launch(3, min_nodes=2)
     client = here.thread("b", finds=["LIM003"])
     until_refused(1)  # torchrun has not bound the port yet
     with run_under_way(here.port):
@@ -685,7 +685,7 @@ def test_a_run_of_strangers_is_not_joined(
 def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
     launch: Any, run_under_way: Any, until_refused: Any
 ) -> None:
-    here = launch(3, least=2)
+    here = launch(3, min_nodes=2)
     client = here.thread("b")
     with _head(here) as (_, receive):
         receive("hello")  # and hangs up
@@ -758,9 +758,9 @@ def test_a_check_beside_the_jobs_own_run_does_without_the_port(
     launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch, held: list[str], severity: str
 ) -> None:
     monkeypatch.setattr(server, "_CALL_EVERY_S", 0.01)  # what the head asks outlasts its calls
-    here = launch(2, only=True)
+    here = launch(2, check_only=True)
     one_way(here, "store")
-    run = ports.Holder(1, "python -m train", "toy", ours=True)
+    run = ports.Holder(1, "python -m train", "toy", is_own=True)
     monkeypatch.setattr(ports, "holder", lambda port: run)
     with _program(here.port, b""):
         outcomes = here.meet("ab", finds=held, severity="note")
@@ -801,7 +801,7 @@ def test_of_an_elastic_job_only_the_filtered_host_fails(
     launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.preflight.head._SETTLE_S", 8.0)
-    here = launch(2, least=1)
+    here = launch(2, min_nodes=1)
     one_way(here, "timeout")
     outcomes = here.meet("ab")
     assert [_severities(each) for each in outcomes] == [
@@ -852,13 +852,13 @@ def test_hosts_that_answer_keep_no_others_from_being_called(
         return Answering()
 
     async def run() -> None:
-        head = Server(settings, Report.of(settings, ()), print)
+        head = Server(settings, Report.from_settings(settings, ()), print)
         calling = asyncio.create_task(head.call_missing())
-        while set(head.met) != {1, 2, 3}:
+        while set(head.contact_errors) != {1, 2, 3}:
             await asyncio.sleep(0.01)
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        assert set(head.met.values()) == {""}
+        assert set(head.contact_errors.values()) == {""}
 
     monkeypatch.setattr(server, "dial", answering)
     asyncio.run(asyncio.wait_for(run(), 30))
@@ -884,7 +884,7 @@ def test_a_name_that_leads_nowhere_is_no_firewall(
 
 
 def test_an_elastic_job_goes_on_with_those_who_came(launch: Any) -> None:
-    here = launch(4, least=2)
+    here = launch(4, min_nodes=2)
     began = time.monotonic()
     outcomes = here.meet("abd")
     assert [codes(each) for each in outcomes] == [[]] * 3
@@ -893,7 +893,7 @@ def test_an_elastic_job_goes_on_with_those_who_came(launch: Any) -> None:
 
 
 def test_an_elastic_job_goes_on_without_a_faulty_host(launch: Any) -> None:
-    here = launch(3, least=2)
+    here = launch(3, min_nodes=2)
     started = [here.thread("a"), here.thread("b"), here.thread("c", finds=["NIC001"])]
     outcomes = [each.result(WAIT_S) for each in started]
     assert [_severities(each) for each in outcomes] == [
@@ -904,7 +904,7 @@ def test_an_elastic_job_goes_on_without_a_faulty_host(launch: Any) -> None:
 
 
 def test_an_elastic_job_goes_on_without_a_host_that_left(launch: Any, heard: Any) -> None:
-    here = launch(3, least=2)
+    here = launch(3, min_nodes=2)
     started, victim = [here.thread("a")], here.process("c")
     heard("hello", host="c")  # before there are hosts enough to go on without it
     started.append(here.thread("b"))
@@ -914,7 +914,7 @@ def test_an_elastic_job_goes_on_without_a_host_that_left(launch: Any, heard: Any
 
 
 def test_an_elastic_job_with_too_few_hosts_fails_at_the_end_of_patience(launch: Any) -> None:
-    here = launch(4, least=3, timeout_s=4.0)
+    here = launch(4, min_nodes=3, timeout_s=4.0)
     outcomes = here.meet("ab")
     assert [codes(each) for each in outcomes] == [["HOST001", "HOST001"]] * 2
 
@@ -928,9 +928,11 @@ def _severities(outcome: PreflightResult) -> list[tuple[str, str]]:
 
 def _hello(given: dict[str, Any], role: str = "client") -> dict[str, Any]:
     counts = (given["node_rank"], given["nodes"], given["world_size"])
-    hello = Hello("toy", given["me"], *counts, given["head"], f"instance-{given['me']}", role)
+    hello = Hello(
+        "toy", given["host_name"], *counts, given["head"], f"instance-{given['host_name']}", role
+    )
     same = {name: given[name] for name in ("node_rank", "nodes", "world_size", "head", "address")}
-    report = {"host": given["me"], "procs": 1, **same}
+    report = {"host": given["host_name"], "procs": 1, **same}
     return asdict(hello) | {"report": report, "port": 1, "clock": time.time()}
 
 

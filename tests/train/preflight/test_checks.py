@@ -27,7 +27,7 @@ MIB = 1 << 20
 def job(tmp_path: Path) -> Settings:
     """One of two hosts that are both this machine."""
     return Settings(
-        "job", "desk", tmp_path / "checkpoints", node_rank=1, nodes=2, least=2, world_size=2,
+        "job", "desk", tmp_path / "checkpoints", node_rank=1, nodes=2, min_nodes=2, world_size=2,
         head="127.0.0.1", port=29500, is_head=False,
         addresses={"slow": "127.0.0.1", "desk": "127.0.0.1"},
     )  # fmt: skip
@@ -209,9 +209,9 @@ def test_the_limits_are_those_of_this_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 777), hard))
-        assert limits.look().files[0] == min(soft, 777)
+        assert limits.read_limits().files[0] == min(soft, 777)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if os.path.ismount("/dev/shm"):
         found = os.statvfs("/dev/shm")
-        assert limits.look().shared == found.f_blocks * found.f_frsize
+        assert limits.read_limits().shared == found.f_blocks * found.f_frsize

@@ -28,7 +28,7 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -
     monkeypatch.setattr("train.base.processes.die_with_parent", lambda *_: None)
 
     def call(*words: str, directory: Path = tmp_path / "ckpt", **more: Any) -> tuple[int, str]:
-        given = {"job": "j", "checkpoint_dir": str(directory), "me": "here", **more}
+        given = {"job": "j", "checkpoint_dir": str(directory), "host_name": "here", **more}
         code = main([json.dumps(given), *words])
         return code, capsys.readouterr().err
 
@@ -63,7 +63,7 @@ def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Any, tmp_p
 def test_what_was_shown_early_is_not_shown_again(call: Any, monkeypatch: Any) -> None:
     own = Finding("NIC006", "here", "its own", "cure it")
     late = Finding("NIC008", "there", "of the others", "cure it")
-    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, [own]))
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.from_settings(job, [own]))
 
     def meet(job: Any, examine: Any, *_: Any) -> PreflightResult:
         assert "its own" not in capture()
@@ -95,7 +95,9 @@ def test_in_one_log_the_head_alone_shows_what_is_wrong(
     call: Any, monkeypatch: Any, scheduler: str, driven: bool, shown: bool, table: bool, last: bool
 ) -> None:
     monkeypatch.setenv("DDPGEN_SCHEDULER", scheduler)
-    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, ERRORS[:1]))
+    monkeypatch.setattr(
+        command.checks, "examine", lambda job: Report.from_settings(job, ERRORS[:1])
+    )
 
     def meet(job: Any, examine: Any, *_: Any) -> PreflightResult:
         examine()
@@ -127,7 +129,7 @@ def test_in_one_log_the_head_shows_its_own_findings_with_those_of_the_others(
 ) -> None:
     both = [replace(ERRORS[0], host=host) for host in ("here", "n1")]
     monkeypatch.setenv("DDPGEN_SCHEDULER", "slurm 4711 0")
-    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, both[:1]))
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.from_settings(job, both[:1]))
 
     def meet(job: Any, examine: Any, judge: Any, tell: Any, say: Any) -> PreflightResult:
         examine()
@@ -177,7 +179,7 @@ def test_what_a_live_job_holds_is_a_note_to_a_check_that_starts_nothing(
 def test_a_check_beside_a_live_job_does_not_fail_of_it(
     call: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, [HELD]))
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.from_settings(job, [HELD]))
     (tmp_path / "ckpt").mkdir()
     code, said = call("--only")
     assert code == 0, said
@@ -221,7 +223,7 @@ def test_a_file_server_that_does_not_answer_holds_up_no_word(
 ) -> None:
     (tmp_path / "ckpt").mkdir()
     monkeypatch.setattr("train.preflight.command._KEEP_S", 0.2)
-    monkeypatch.setattr("train.preflight.command._keep", lambda *_: time.sleep(20))
+    monkeypatch.setattr("train.preflight.command._write_file", lambda *_: time.sleep(20))
     began = time.monotonic()
     code, said = call(nic="nosuch0")
     assert code == 69

@@ -38,7 +38,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def of_hosts(job: Settings, **changes: Any) -> Settings:
-    return replace(job, head="slow", nodes=2, least=2, is_head=False, node_rank=1, **changes)
+    return replace(job, head="slow", nodes=2, min_nodes=2, is_head=False, node_rank=1, **changes)
 
 
 def found(job: Settings) -> list[Finding]:
@@ -179,7 +179,7 @@ def test_to_a_check_alone_a_run_of_the_job_itself_is_a_note(
     job: Settings, sleeper: subprocess.Popen[bytes], holder: str, severity: str
 ) -> None:
     lock.claim(job.checkpoint_dir, holder, sleeper.pid)
-    (finding,) = found(replace(job, only=True))
+    (finding,) = found(replace(job, check_only=True))
     assert (finding.code, finding.severity) == ("DIR004", severity)
 
 
@@ -224,7 +224,7 @@ def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
     node = node_directory(job.checkpoint_dir, "desk")
     node.mkdir(parents=True)
     (node / "launch").write_text(f"1234 {launch if remembered else 'another'}\n")
-    findings = found(replace(of_hosts(job), least=least))
+    findings = found(replace(of_hosts(job), min_nodes=least))
     assert [finding.code for finding in findings] == ["DIR004"] * refused
 
 
@@ -263,7 +263,7 @@ def test_hosts_that_share_the_directory_have_one_token(job: Settings) -> None:
     shared = of_hosts(job, shared=True)
     first = directory.look(shared).token
     assert len(first) == 32
-    assert directory.look(replace(shared, me="slow")).token == first
+    assert directory.look(replace(shared, host_name="slow")).token == first
     elsewhere = replace(shared, checkpoint_dir=job.checkpoint_dir.with_name("other"))
     assert directory.look(elsewhere).token not in ("", first)
     # Nobody compares where the spec says nothing: then none is left behind.

@@ -83,15 +83,15 @@ JOB = Settings("job", "desk", Path("/nowhere"), procs=2, gpus=2, backend="nccl")
 
 
 def found(settings: Settings = JOB, torch: Torch | None = CUDA) -> list[Finding]:
-    wanted = gpus.wanted(settings, torch)
-    return list(gpus.judge(settings, gpus.ask()(), torch)) if wanted else []
+    wanted = gpus.needs_gpus(settings, torch)
+    return list(gpus.judge(settings, gpus.start_query()(), torch)) if wanted else []
 
 
 def test_enough_free_gpus_and_a_new_driver_are_not_spoken_of(smi: Fake) -> None:
     smi()
     assert found() == []
     assert found(torch=Torch("2.4.0+cu118", "11.8")) == []
-    assert gpus.ask()().driver == "580.95.05"
+    assert gpus.start_query()().driver == "580.95.05"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_answer_that_nobody_had_time_to_read_counts(
     smi()
     monkeypatch.setattr(gpus, "_LAST_S", 30.0)
     monkeypatch.setattr(gpus, "LIMIT_S", 0.0)
-    assert not gpus.ask()().trouble
+    assert not gpus.start_query()().trouble
 
 
 def test_a_driver_that_hangs_is_a_finding_in_time(

@@ -60,20 +60,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(
-    me: str = "desk",
+    host_name: str = "desk",
     head: str = "slow",
     addresses: Mapping[str, str] | None = None,
     given: str = "",
     is_head: bool = False,
 ) -> Settings:
     return Settings(
-        "job", me, Path("/nowhere"), nodes=2, least=2, head=head, is_head=is_head, nic=given,
+        "job", host_name, Path("/nowhere"), nodes=2, min_nodes=2, head=head, is_head=is_head, nic=given,
         node_rank=0 if is_head else 1, addresses=addresses or {},
     )  # fmt: skip
 
 
 def found(job: Settings) -> list[Finding]:
-    return list(network.judge(job, network.look(job, resolve)))
+    return list(network.judge(job, network.inspect_network(job, resolve)))
 
 
 BOTH = {"slow": "slow", "desk": "desk"}
@@ -102,8 +102,8 @@ def test_what_works_is_not_spoken_of(
 ) -> None:
     monkeypatch.setitem(ADDRESSES, "localhost", "127.0.0.1")
     assert found(job) == []
-    seen = network.look(job, resolve)
-    assert taken is None or (seen.taken, seen.address, seen.prefix) == taken
+    seen = network.inspect_network(job, resolve)
+    assert taken is None or (seen.interface, seen.address, seen.prefix) == taken
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_what_works_is_not_spoken_of(
             ["cannot resolve 'nobody'"],
         ),
         (
-            settings(me="debian", head="debian", is_head=True, addresses={"slow": "slow"}),
+            settings(host_name="debian", head="debian", is_head=True, addresses={"slow": "slow"}),
             "NAME002",
             ["debian resolves its own name debian to 127.0.1.1", "/etc/hosts"],
         ),
         (settings(head="debian"), "NAME003", ["debian, here 127.0.1.1, is desk itself"]),
-        (settings(head="desk", me="slow"), "NAME003", ["desk, here 192.168.7.1, is slow itself"]),
+        (settings(head="desk", host_name="slow"), "NAME003", ["desk, here 192.168.7.1, is slow itself"]),
         (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 is desk itself"]),
         (settings(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; it has lo (", "VPN up?"]),
         (settings(head="far", given="enp5s0"), "HOST004", ["desk has no route to far (9.9.9.9)"]),
@@ -171,7 +171,7 @@ def test_each_fault_is_one_finding_with_cause_and_remedy(
     # Where the head's own name is of no use, a warning says so besides.
     (finding,) = (f for f in found(job) if f.code != "NAME002" or code == "NAME002")
     assert finding.code == code
-    assert finding.host == job.me
+    assert finding.host == job.host_name
     text = f"{finding.cause}; {finding.remedy}"
     assert [part for part in parts if part not in text] == []
 
@@ -180,8 +180,8 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
     """gloo and NCCL bind the first; the hosts try at the check-in whether they reach it."""
     addresses = {"desk": "192.168.7.9", "slow": "slow"}
     job = settings(head="192.168.7.9", is_head=True, addresses=addresses)
-    seen = network.look(job, resolve)
-    assert (seen.taken, seen.address, seen.first_address) == (
+    seen = network.inspect_network(job, resolve)
+    assert (seen.interface, seen.address, seen.first_address) == (
         "enp5s0", "192.168.7.9", "192.168.7.1",
     )  # fmt: skip
     assert list(network.judge(job, seen)) == []
@@ -194,7 +194,7 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
         (settings(head="nobody"), "NAME001", "add it to /etc/hosts"),
         (settings(head="debian"), "NAME003", "correct debian in /etc/hosts of desk"),
         (
-            settings(head="192.168.8.2", me="desk", addresses={"desk": "192.168.7.3"}),
+            settings(head="192.168.8.2", host_name="desk", addresses={"desk": "192.168.7.3"}),
             "NIC010",
             "behind NAT, ignore this",
         ),

@@ -65,7 +65,7 @@ def test_another_program_is_named_with_its_command(start: Start, at: str) -> Non
     port, process = start(at=at)
     found = ports.holder(port)
     assert found is not None
-    assert (found.pid, found.job, found.ours) == (process.pid, "", False)
+    assert (found.pid, found.job, found.is_own) == (process.pid, "", False)
     finding = ports.listen_finding(settings(port), taken(), ports.holder(port))
     assert (finding.code, finding.host) == ("PORT001", "desk")
     assert finding.cause.startswith(f"port {port} of desk ")

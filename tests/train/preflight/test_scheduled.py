@@ -28,8 +28,8 @@ class Job:
 
     def start(self, name: str, rank: int, *more: str, timeout_s: float) -> subprocess.Popen[str]:
         given = {
-            "job": "gpt", "checkpoint_dir": str(self.directory), "me": name, "node_rank": rank,
-            "head": "127.0.0.1", "port": self.port, "nodes": 3, "least": 3, "world_size": 3,
+            "job": "gpt", "checkpoint_dir": str(self.directory), "host_name": name, "node_rank": rank,
+            "head": "127.0.0.1", "port": self.port, "nodes": 3, "min_nodes": 3, "world_size": 3,
             "shared": True, "addresses": dict.fromkeys(NODES, "") if self.roster else {},
             "timeout_s": timeout_s,
         }  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_head_that_does_not_come_and_two_with_one_rank_are_told_in_the_schedul
     addresses: dict[str, str], head: str
 ) -> None:
     job = settings(
-        me="n2", node_rank=1, is_head=False, head="127.0.0.1", addresses=addresses,
+        host_name="n2", node_rank=1, is_head=False, head="127.0.0.1", addresses=addresses,
         scheduler="slurm 4711 0", script="sbatch slurm.sbatch",
     )  # fmt: skip
     absent = messages.no_head(job, "127.0.0.1", "refused")

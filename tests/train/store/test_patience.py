@@ -13,7 +13,7 @@ import pytest
 from tests.train.store.faults import Faulty
 from train.checkpoint.store import retries
 from train.checkpoint.store.places import DirectoryStore
-from train.checkpoint.store.retries import Answering, HangsError
+from train.checkpoint.store.retries import BoundedStore, HangsError
 
 
 class Hanging:
@@ -47,7 +47,7 @@ def test_after_a_while_it_is_given_up_and_the_others_until_it_is_back(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "LIMIT_S", 0.2)
-    store = Answering(hanging.store)
+    store = BoundedStore(hanging.store)
     store.write("status", b"a")
     store.limit()
     hanging.name = "status"
@@ -78,7 +78,7 @@ def test_a_large_object_may_take_longer(
     monkeypatch.setattr(retries, "_SLOWEST", 400_000 / 60)
     large = tmp_path / "model.pt"
     large.write_bytes(bytes(400_000))
-    store = Answering(hanging.store)
+    store = BoundedStore(hanging.store)
     store.limit()
     hanging.name = "model.pt"
     threading.Timer(0.25, hanging.free.set).start()
@@ -97,7 +97,7 @@ def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.M
     monkeypatch.setattr(retries, "SAY_EVERY_S", 0.1)
     monkeypatch.setattr(retries, "LIMIT_S", 0.0)
     monkeypatch.setattr(retries, "say", hear)
-    store = Answering(hanging.store)
+    store = BoundedStore(hanging.store)
     hanging.store.write("status", b"a")
     hanging.name = "status"
     began = time.monotonic()
@@ -109,4 +109,4 @@ def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.M
 
 def test_what_a_call_raises_is_raised(hanging: Hanging) -> None:
     with pytest.raises(FileNotFoundError):
-        Answering(hanging.store).read("nothing")
+        BoundedStore(hanging.store).read("nothing")

@@ -14,7 +14,13 @@ import pytest
 from fsspec.registry import _registry
 
 from train.checkpoint.store import places
-from train.checkpoint.store.places import DirectoryStore, Store, StoreError, open_store, why
+from train.checkpoint.store.places import (
+    DirectoryStore,
+    Store,
+    StoreError,
+    describe_error,
+    open_store,
+)
 
 
 @pytest.fixture(params=["directory", "memory"])
@@ -113,7 +119,7 @@ def test_an_upload_that_fails_or_comes_out_shorter_is_an_error_and_leaves_nothin
 def test_a_place_that_is_none_is_refused_with_a_remedy(place: str, message: str) -> None:
     with pytest.raises(StoreError) as refused:
         open_store(place)
-    assert why(refused.value) == message
+    assert describe_error(refused.value) == message
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +145,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_what_is_wrong_is_said_with_its_remedy(error: OSError, words: str) -> None:
-    assert why(error).startswith(words)
+    assert describe_error(error).startswith(words)
 
 
 def test_errors_of_other_packages_become_errors_of_the_store() -> None:

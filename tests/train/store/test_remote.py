@@ -407,7 +407,7 @@ def test_an_earlier_start_never_touches_what_the_later_one_has_committed(
     earlier.train(5, 6)
     with pytest.raises(FencedOffError, match="by job task-1 on"):
         earlier.save(6)
-    assert earlier.remote.lost is not None
+    assert earlier.remote.fenced_off is not None
     earlier.remote.give_up("it was replaced")
     earlier.remote.close()
     assert {name: (bucket / name).stat().st_mtime_ns for name in objects(bucket)} == before

@@ -113,7 +113,7 @@ def test_killed_in_an_upload_the_job_goes_on_elsewhere_to_the_same_tensors(
         if (kind, name) == moment:
             os._exit(KILLED)
 
-    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(bundle, "PACKAGE_ROOT", made_bundle(tmp_path / "bundle", a="1"))
     with monkeypatch.context() as patch:
         through(patch, hook)
         died = trained(tmp_path / "one", bucket)

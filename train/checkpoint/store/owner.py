@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 
 from train.base import typed
 from train.base.console import say
-from train.checkpoint.store.places import Store, StoreError, why
-from train.checkpoint.store.retries import Answering, with_retries
+from train.checkpoint.store.places import Store, StoreError, describe_error
+from train.checkpoint.store.retries import BoundedStore, with_retries
 from train.run.lock import FencedOffError, HeldByLiveJobError, watch
 
 OWNER, MANIFEST = "owner.json", "manifest.json"
@@ -83,7 +83,7 @@ class Ownership:
     """This start's hold of the store, from `take` to `close`."""
 
     def __init__(self, store: Store, me: Owner) -> None:
-        self._store = Answering(store)
+        self._store = BoundedStore(store)
         self._me = replace(me, token=secrets.token_hex(6))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="store owner", daemon=True)
@@ -237,7 +237,7 @@ class Ownership:
             except FencedOffError:
                 return
             except OSError as error:
-                self._answers(why(error))
+                self._answers(describe_error(error))
 
     def _answers(self, problem: str) -> None:
         """Say once that the store does not answer, and once that it does again."""

@@ -57,12 +57,12 @@ class Store(Protocol):
         """Delete an object; no error if it is gone already."""
 
 
-def open_store(place: str) -> Store:
-    """Open the store at `place`, a path or a URL such as s3://bucket/prefix. Raises StoreError."""
-    scheme, separator, _ = place.partition("://")
+def open_store(url: str) -> Store:
+    """Open the store at `url`, a path or a URL such as s3://bucket/prefix. Raises StoreError."""
+    scheme, separator, _ = url.partition("://")
     if separator:
-        return UrlStore(place, scheme)
-    path = Path(place).expanduser().absolute()
+        return UrlStore(url, scheme)
+    path = Path(url).expanduser().absolute()
     parent = path.parent
     if not parent.is_dir() and not any(_is_mount(above) for above in path.parents):
         # Do not make the directory: then everything would lie on this machine's own disk, and be lost with it.
@@ -114,11 +114,11 @@ class DirectoryStore:
             path.unlink()
         self._tidy(path.parent)
 
-    def _tidy(self, place: Path) -> None:
+    def _tidy(self, directory: Path) -> None:
         """Delete a directory that is empty now: a disk keeps it, a bucket drops it with the last object in it."""
-        if place != self._root:
+        if directory != self._root:
             with contextlib.suppress(OSError):
-                place.rmdir()
+                directory.rmdir()
 
     def _write(self, name: str, size: int, fill: Callable[[Path], object]) -> None:
         self._check_mounted()
@@ -291,18 +291,18 @@ _REASONS = {
 }
 
 
-def why(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """Return one line: the fault of the store, and the remedy if it is known."""
     if isinstance(error, StoreError):
         return str(error)
-    said = " ".join(str(error.strerror or error).split())
+    message = " ".join(str(error.strerror or error).split())
     number = error.errno
     if number is None:  # from fsspec, whose exceptions carry words only
         kinds = {PermissionError: errno.EACCES, FileNotFoundError: errno.ENOENT}
         number = kinds.get(type(error))
         reason = _REASONS.get(number or 0)
-        return f"{reason} ({said})" if reason else said
-    return _REASONS.get(number, said)
+        return f"{reason} ({message})" if reason else message
+    return _REASONS.get(number, message)
 
 
 def is_on_disk_of(store: Store, directory: Path) -> bool:
@@ -310,7 +310,7 @@ def is_on_disk_of(store: Store, directory: Path) -> bool:
     if not isinstance(store, DirectoryStore):
         return False
     with contextlib.suppress(OSError):
-        place = Path(store.name)
-        there = place if place.exists() else place.parent
-        return there.stat().st_dev == directory.stat().st_dev
+        path = Path(store.name)
+        existing = path if path.exists() else path.parent
+        return existing.stat().st_dev == directory.stat().st_dev
     return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.base.console import say
-from train.checkpoint.store.places import Store, StoreError, why
+from train.checkpoint.store.places import Store, StoreError, describe_error
 
 # The pause before each try of a start, in seconds. After the last try the start gives up.
 PAUSES_S = (0.0, 2.0, 10.0, 30.0)
@@ -39,7 +39,7 @@ def with_retries(name: str, action: Callable[[], Any]) -> Any:
     failed: OSError | None = None
     for pause in PAUSES_S:
         if failed is not None and pause == PAUSES_S[1]:
-            say(f"{name}: {why(failed)}; trying again for {sum(PAUSES_S):g} s")
+            say(f"{name}: {describe_error(failed)}; trying again for {sum(PAUSES_S):g} s")
         time.sleep(pause)
         try:
             return action()
@@ -53,7 +53,7 @@ def with_retries(name: str, action: Callable[[], Any]) -> Any:
     raise failed
 
 
-class Line:
+class StoreCalls:
     """Calls to a store, each in a thread of its own.
 
     Before `limit` is called, a call may take any time, and a line every 30 s tells of the wait. After that, a call
@@ -68,7 +68,7 @@ class Line:
     def limit(self) -> None:
         self._limited = True
 
-    def run(self, what: str, size: int, action: Callable[[], Any]) -> Any:
+    def run(self, operation: str, size: int, action: Callable[[], Any]) -> Any:
         """Do `action`, which moves `size` bytes, and return its result. Raises its errors, and HangsError."""
         self._late = [late for late in self._late if not late[0].done()]
         for _, late_one, since in self._late:
@@ -86,13 +86,13 @@ class Line:
         wait_s = LIMIT_S + size / _SLOWEST if self._limited else SAY_EVERY_S
         while not wait([call], wait_s).done:
             if self._limited:
-                self._late.append((call, what, began))
-                raise _hangs(what, began)
-            say(f"waiting for {self.name} ({what}), {time.monotonic() - began:.0f} s so far")
+                self._late.append((call, operation, began))
+                raise _hangs(operation, began)
+            say(f"waiting for {self.name} ({operation}), {time.monotonic() - began:.0f} s so far")
         return call.result()
 
 
-class Answering(Line):
+class BoundedStore(StoreCalls):
     """A store whose operations all go through `Line.run`."""
 
     def __init__(self, store: Store) -> None:
@@ -120,5 +120,7 @@ class Answering(Line):
         self.run(name, 0, lambda: self._store.delete(name))
 
 
-def _hangs(what: str, began: float) -> HangsError:
-    return HangsError(f"a call has not come back for {time.monotonic() - began:.0f} s ({what})")
+def _hangs(operation: str, started_at: float) -> HangsError:
+    return HangsError(
+        f"a call has not come back for {time.monotonic() - started_at:.0f} s ({operation})"
+    )

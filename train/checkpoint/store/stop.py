@@ -18,33 +18,33 @@ _OBEYED = "stop-obeyed"
 _EVERY_S = 5.0
 
 
-def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> None:
-    """Wait until a stop for `job` is in the store at `place`, make the stop file, and return.
+def watch(store_url: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> None:
+    """Wait until a stop for `job` is in the store at `store_url`, make the stop file, and return.
 
     Asks again if the store or the disk does not answer. The training goes on meanwhile.
     """
     store: Store | None = None
-    forgotten, said = False, set[str]()
+    forgotten, printed = False, set[str]()
 
-    def say_once(words: str) -> None:
-        if words not in said:
-            say(words)
-        said.add(words)
+    def say_once(message: str) -> None:
+        if message not in printed:
+            say(message)
+        printed.add(message)
 
     while True:
         try:
-            store = store or open_store(place)  # a mount may come late
+            store = store or open_store(store_url)  # a mount may come late
             if not forgotten:
                 _forget(store, job)
                 forgotten = True
-            words = first_line(store.read(STOP))
-            say_once(f"a stop was asked for in {place}" + (f": {words}" if words else ""))
+            reason = first_line(store.read(STOP))
+            say_once(f"a stop was asked for in {store_url}" + (f": {reason}" if reason else ""))
             store.write(_OBEYED, f"{job}\n".encode())
-            create_stop_file(stop_file, f"{BY_USER}: {words}" if words else BY_USER)
+            create_stop_file(stop_file, f"{BY_USER}: {reason}" if reason else BY_USER)
             return
         except OSError as error:
             if store is None:
-                say_once(f"a stop asked for in {place} is not seen: {error}")
+                say_once(f"a stop asked for in {store_url} is not seen: {error}")
         time.sleep(every_s)
 
 

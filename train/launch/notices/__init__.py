@@ -22,7 +22,7 @@ class Cloud(Protocol):
     def probe(self) -> None:
         """Return when the service is there. Raises AbsentError when it is not, ServiceError in doubt."""
 
-    def look(self) -> str:
+    def read_notice(self) -> str:
         """Return the cloud's notice as one line for people; "" without one.
 
         May wait for news, but not longer than the period that clouds() was given. Raises ServiceError if there is no

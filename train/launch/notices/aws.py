@@ -22,14 +22,14 @@ class Aws:
 
     name = "aws"
 
-    def __init__(self, base: str, every: float) -> None:
+    def __init__(self, base: str, period_s: float) -> None:
         self._service = Service(base)
         self._token = ""
 
     def probe(self) -> None:
         self._token = self._new_token()
 
-    def look(self) -> str:
+    def read_notice(self) -> str:
         answer = self._get(f"{_DATA}/spot/instance-action")
         if answer.status == NOT_FOUND:
             return ""
@@ -40,15 +40,15 @@ class Aws:
 
     def _get(self, path: str) -> Answer:
         self._token = self._token or self._new_token()
-        answer = self._service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        answer = self._service.request(path, {"X-aws-ec2-metadata-token": self._token})
         if answer.status == UNAUTHORIZED:  # the token has expired
             self._token = self._new_token()
-            answer = self._service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+            answer = self._service.request(path, {"X-aws-ec2-metadata-token": self._token})
         return answer
 
     def _new_token(self) -> str:
         life = {"X-aws-ec2-metadata-token-ttl-seconds": str(_LIFE_S)}
-        token = self._service.ask(_TOKEN, life, method="PUT").expect_ok().text
+        token = self._service.request(_TOKEN, life, method="PUT").expect_ok().text
         if not re.fullmatch(r"[!-~]{1,4096}", token):  # it goes into a header
             raise ServiceError("an answer that is no token")
         return token

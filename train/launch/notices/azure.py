@@ -23,20 +23,20 @@ class Azure:
 
     name = "azure"
 
-    def __init__(self, base: str, every: float) -> None:
+    def __init__(self, base: str, period_s: float) -> None:
         self._service = Service(base)
         self._machine = ""
 
     def probe(self) -> None:
-        name = self._service.ask(_NAME, _HEADERS).expect_ok().text
+        name = self._service.request(_NAME, _HEADERS).expect_ok().text
         if not re.fullmatch(r"[\w.-]{1,80}", name):
             raise ServiceError("an answer that is no machine's name")
         self._machine = name
 
-    def look(self) -> str:
+    def read_notice(self) -> str:
         if not self._machine:
             self.probe()
-        answer = self._service.ask(_EVENTS, _HEADERS, within=_PATIENCE_S).expect_ok()
+        answer = self._service.request(_EVENTS, _HEADERS, timeout_s=_PATIENCE_S).expect_ok()
         events = answer.mapping().get("Events")
         if not isinstance(events, list):
             raise ServiceError("an answer that makes no sense")

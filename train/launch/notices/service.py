@@ -63,27 +63,27 @@ class Service:
         parts = urlsplit(base)
         self._host, self._port = parts.hostname or "", parts.port or 80
 
-    def ask(
+    def request(
         self,
         path: str,
         headers: Mapping[str, str] | None = None,
         method: str = "GET",
-        within: float = 1.0,
+        timeout_s: float = 1.0,
     ) -> Answer:
-        """Return the answer. Wait `within` seconds for the connection, and as long again for the whole answer.
+        """Return the answer. Wait `timeout_s` for the connection, and as long again for the whole answer.
 
         Raises AbsentError if nobody listens there, and ServiceError if there is no answer for another reason.
         """
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=within)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
             connection.connect()
         except TimeoutError:
-            raise ServiceError(f"no connection within {within:g} s") from None
+            raise ServiceError(f"no connection within {timeout_s:g} s") from None
         except OSError as error:
             raise AbsentError(f"no connection: {error.strerror or error}") from None
         # A socket's timeout limits each single wait, so an answer of one byte now and then would never end.
         is_cut = threading.Event()
-        cut = threading.Timer(within, _cut, [connection.sock, is_cut])
+        cut = threading.Timer(timeout_s, _cut, [connection.sock, is_cut])
         cut.daemon = True
         cut.start()
         try:
@@ -95,7 +95,7 @@ class Service:
             return Answer(answer.status, dict(answer.headers.items()), text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceError(
-                f"no answer within {within:g} s, or none in HTTP ({error!r})"
+                f"no answer within {timeout_s:g} s, or none in HTTP ({error!r})"
             ) from None
         finally:
             cut.cancel()

@@ -42,7 +42,14 @@ from train.launch.slurm.decision import (
     standstill,
 )
 from train.launch.slurm.directory import Directory, checkpoint_directory
-from train.launch.slurm.job import Controller, Shown, State, environment, every_node_answers, state
+from train.launch.slurm.job import (
+    Controller,
+    JobRecord,
+    State,
+    environment,
+    every_node_answers,
+    state,
+)
 from train.launch.slurm.step import (
     StepErrors,
     in_short,
@@ -104,12 +111,12 @@ class Slurm:
         self._number = os.environ.get("SLURM_JOB_ID", "")
         self._requeue_count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._controller = Controller(self._number)
-        self._asked, self._term_at_hand = "", False
-        self._since = time.monotonic()
+        self._stop_signal, self._term_at_hand = "", False
+        self._started_at = time.monotonic()
         self._directory: Directory | None = None
-        self._is_batch_script, self._taken = False, False
+        self._is_batch_script, self._directory_taken = False, False
         self._comes_back = True
-        self._begun: list[Begun] = []
+        self._earlier_starts: list[Begun] = []
         self._errors = StepErrors()
 
     def run(self) -> int:
@@ -133,29 +140,29 @@ class Slurm:
         self._check_activation()
         nodes = self._nodes()
         self._check_is_head(nodes)
-        shown = self._beside(lambda: self._controller.show(_PATIENT))
-        bundle = self._find_directory(shown)
+        record = self._run_in_thread(lambda: self._controller.show(_PATIENT))
+        bundle = self._find_directory(record)
         if not self._only_preflight:
-            bundle = self._beside(lambda: self._take(bundle, shown))
+            bundle = self._run_in_thread(lambda: self._take_directory(bundle, record))
         os.chdir(bundle)
         say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
-        if shown is not None and not self._only_preflight:
-            self._say_limits(shown)
-        words = self._words(nodes, bundle)
+        if record is not None and not self._only_preflight:
+            self._say_limits(record)
+        command = self._step_command(nodes, bundle)
         self._note_start()
-        say(f"starting the nodes\n{in_short(words)}")
-        self._start(words, nodes)
+        say(f"starting the nodes\n{in_short(command)}")
+        self._start(command, nodes)
         ended = self._wait()
         return self._end(ended, len(nodes)) if isinstance(ended, int) else self._requeue(*ended)
 
-    def _beside(self, work: Callable[[], Any]) -> Any:
+    def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError and its errors."""
         return self._events.result_of(work, self._on_early_event)
 
     def _on_early_event(self, event: Event) -> None:
         """Handle an event before the training begins. A signal ends this start then."""
         if isinstance(event, Signal) and not (self._only_preflight and event.name in _WARNINGS):
-            self._asked = event.name
+            self._stop_signal = event.name
             raise NotBegunError(event.name)
 
     # --- may it start, and where ----------------------------------------------------------------------
@@ -166,49 +173,51 @@ class Slurm:
         if not code:
             return
         if int(code) > 128:  # an end by a signal is no fault of the environment
-            self._beside(lambda: time.sleep(LATE_S))
+            self._run_in_thread(lambda: time.sleep(LATE_S))
         raise Refusal(EXIT_UNAVAILABLE, f"the environment of the spec failed: {words}")
 
-    def _find_directory(self, shown: Shown | None) -> Path:
+    def _find_directory(self, record: JobRecord | None) -> Path:
         """Find the checkpoint directory and make it; return the bundle's path. Raises Refusal."""
-        if shown is None:
+        if record is None:
             who = f"scontrol on {socket.gethostname()} says nothing of job {self._number}"
             raise Refusal(EXIT_UNAVAILABLE, f"{who}; is the controller of Slurm up?")
-        if shown.index and not self._options.array:
+        if record.index and not self._options.array:
             raise Refusal(
                 EXIT_UNAVAILABLE,
                 "this job is one of an array (--array), and all of them would write to one directory; "
                 "write array: below targets.slurm and render again",
             )
         bundle = Path.cwd()
-        self._note_job(shown)
+        self._note_job(record)
         self.directory.make()
-        if state(shown, self._requeue_count) is not State.RUNNING:
+        if state(record, self._requeue_count) is not State.RUNNING:
             self._events.inject(Signal("TERM"))  # it came while this program was being started
         return bundle
 
-    def _note_job(self, shown: Shown) -> None:
+    def _note_job(self, record: JobRecord) -> None:
         """Note the checkpoint directory, and whether Slurm requeues the job."""
-        self._comes_back = shown.comes_back
+        self._comes_back = record.comes_back
         if self._directory is not None:
             return
-        path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, shown.index)
-        self._controller.job = shown.name
+        path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, record.index)
+        self._controller.job = record.name
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
-        self._directory = Directory(path, shown.name, self._number, self._requeue_count, cluster)
-        self._index = shown.index
-        self._begun = [s for s in self._directory.starts() if s.requeue_count < self._requeue_count]
+        self._directory = Directory(path, record.name, self._number, self._requeue_count, cluster)
+        self._index = record.index
+        self._earlier_starts = [
+            s for s in self._directory.starts() if s.requeue_count < self._requeue_count
+        ]
 
-    def _say_limits(self, shown: Shown) -> None:
+    def _say_limits(self, record: JobRecord) -> None:
         """Warn about settings of the site, or options of sbatch, that shorten the job's life."""
-        warning_s, limit_s = self._options.warning, shown.time_limit_s
+        warning_s, limit_s = self._options.warning, record.time_limit_s
         if warning_s and limit_s is not None and limit_s <= warning_s:
             say(
                 f"warning: this job's time limit is {clock(limit_s)} and it is warned {clock(warning_s)} "
                 "before the end, so each start is stopped at once; submit it with a longer --time "
                 "that the site allows, or with a shorter warning (--signal=B:USR1@SECONDS)"
             )
-        if not shown.comes_back and self._options.requeues:
+        if not record.comes_back and self._options.requeues:
             say(
                 "warning: Slurm does not requeue this job (Requeue=0, by the site or --no-requeue): after a "
                 f"stop, a time limit or a preemption submit it again: {AGAIN}"
@@ -219,14 +228,14 @@ class Slurm:
         assert self._directory is not None
         return self._directory
 
-    def _take(self, bundle: Path, shown: Shown) -> Path:
+    def _take_directory(self, bundle: Path, record: JobRecord) -> Path:
         """Take the directory; return the snapshot of the bundle. Raises Refusal."""
         directory = self.directory
         directory.take(self._controller)
-        self._taken = True
-        directory.obey_stop(shown.submitted)
+        self._directory_taken = True
+        directory.obey_stop(record.submitted)
         directory.say_running()
-        return directory.keep_snapshot(bundle, shown.submitted)
+        return directory.keep_snapshot(bundle, record.submitted)
 
     def _nodes(self) -> list[str]:
         """Return the job's nodes. There is no fallback to this host, because every node would then make its own world.
@@ -254,13 +263,15 @@ class Slurm:
 
     # --- the start ------------------------------------------------------------------------------------
 
-    def _start(self, words: Sequence[str], nodes: Sequence[str]) -> None:
+    def _start(self, command: Sequence[str], nodes: Sequence[str]) -> None:
         """Start srun. Its error output passes through this process, which learns from it how the step ends."""
-        mine, theirs = os.pipe()
-        self._workers = Workers(words, environment(self._told(nodes)), stderr=theirs)
-        os.close(theirs)
+        read_end, write_end = os.pipe()
+        self._workers = Workers(
+            command, environment(self._step_environment(nodes)), stderr=write_end
+        )
+        os.close(write_end)
         self._events.watch_child(self._workers.pid)
-        self._passing_on = threading.Thread(target=self._pass_on, args=(mine,), daemon=True)
+        self._passing_on = threading.Thread(target=self._pass_on, args=(read_end,), daemon=True)
         self._passing_on.start()
 
     def _pass_on(self, srun: int) -> None:
@@ -278,16 +289,16 @@ class Slurm:
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
 
-    def _words(self, nodes: Sequence[str], bundle: Path) -> list[str]:
+    def _step_command(self, nodes: Sequence[str], bundle: Path) -> list[str]:
         """Return the command that starts the nodes. Raises Refusal, NetworkError."""
         options, directory = self._options, self.directory
         head, peer = nodes[0], nodes[1] if len(nodes) > 1 else ""
         # Use an address, because a node may resolve the name to another network, or to 127.0.1.1.
-        name, address = self._beside(lambda: self._choose(head, peer))
+        name, address = self._run_in_thread(lambda: self._choose(head, peer))
         self._reserved = reserve.reserve(address, options.ports, int(self._number))
         port = self._reserved.getsockname()[1]
         say(f"meeting at {head}, interface {name}, address {address}, port {port}")
-        own = (
+        step_options = (
             *self._command.options[1:],
             f"--store={store_of(options.store, self._index)}",
             "--shared=true",  # the next start may be on other nodes, and has to see what this one wrote
@@ -297,7 +308,11 @@ class Slurm:
             f"--port={port}",
         )
         return on_each_node(
-            options, replace(self._command, options=own), len(nodes), bundle, directory.path
+            options,
+            replace(self._command, options=step_options),
+            len(nodes),
+            bundle,
+            directory.path,
         )
 
     def _choose(self, head: str, peer: str) -> tuple[str, str]:
@@ -307,9 +322,9 @@ class Slurm:
             self._controller.address_of(head), self._options.nic, is_head=True, peer=towards
         )
 
-    def _told(self, nodes: Sequence[str]) -> dict[str, str]:
-        told = {VARIABLE: self.directory.scheduler, "DDPGEN_ROSTER": "\n".join(nodes)}
-        return {**os.environ, "DDPGEN_SCRIPT": "sbatch slurm.sbatch", **told}
+    def _step_environment(self, nodes: Sequence[str]) -> dict[str, str]:
+        variables = {VARIABLE: self.directory.scheduler, "DDPGEN_ROSTER": "\n".join(nodes)}
+        return {**os.environ, "DDPGEN_SCRIPT": "sbatch slurm.sbatch", **variables}
 
     def _note_start(self) -> None:
         """Put this start on file. Raises Refusal if the last two starts have made no newer checkpoint."""
@@ -317,8 +332,8 @@ class Slurm:
             return
         if self._job().stands_still:
             raise Refusal(1, f"{standstill()}; {self._job().again}")
-        self._begun.append(Begun(self._requeue_count, self._job().newest or 0))
-        self._keep_starts(self._begun)
+        self._earlier_starts.append(Begun(self._requeue_count, self._job().newest or 0))
+        self._keep_starts(self._earlier_starts)
 
     def _keep_starts(self, starts: Sequence[Begun]) -> None:
         self.directory.keep_starts(starts, self._options.requeues, self._options.restarts)
@@ -332,7 +347,7 @@ class Slurm:
             self._requeue_count,
             *budgets,
             newest,
-            self._begun,
+            self._earlier_starts,
             self._only_preflight,
             next_,
             self._comes_back,
@@ -363,9 +378,9 @@ class Slurm:
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name in _WARNINGS:
             return  # a preflight is over in a moment, and is not requeued
-        if not self._asked:
+        if not self._stop_signal:
             say(f"{name} from Slurm: asking for a clean stop")
-        self._asked = name
+        self._stop_signal = name
         if name == "TERM" and not self._term_at_hand:
             self._term_at_hand = True
             self._events.run_in_thread(self._controller.kill_wait_s)
@@ -374,9 +389,9 @@ class Slurm:
     def _request_stop(self) -> None:
         """Make the stop file. The training gets no signal, because srun answers TERM by killing its tasks."""
         try:
-            self.directory.request_stop(self._asked)
+            self.directory.request_stop(self._stop_signal)
         except OSError as error:
-            say(f"{self._asked}: cannot create {self.directory.stop_file} ({error.strerror})")
+            say(f"{self._stop_signal}: cannot create {self.directory.stop_file} ({error.strerror})")
             self._events.set_alarm("stop", _RETRY_S)
 
     def _no_clean_stop(self, job_state: State) -> bool:
@@ -400,11 +415,11 @@ class Slurm:
 
     def _end(self, code: int, nodes: int) -> int:
         directory = self.directory
-        asked = self._asked
+        asked = self._stop_signal
         if code and not asked and not self._only_preflight:
             # Slurm's signals reach a task, or srun, before they reach this process.
             ends = self._job_state() not in (State.RUNNING, State.UNKNOWN)
-            asked = self._asked = "TERM" if ends else ""
+            asked = self._stop_signal = "TERM" if ends else ""
         end = StartEnd(
             code,
             directory.status(),
@@ -434,19 +449,19 @@ class Slurm:
     def _whose_stop(self) -> str:
         return "" if self._only_preflight else self.directory.whose_stop()
 
-    def _requeue(self, wanted: Requeue, job_state: State | None = None) -> int:
+    def _requeue(self, request: Requeue, job_state: State | None = None) -> int:
         if job_state is None:
             job_state = State.RUNNING if self._only_preflight else self._job_state()
-        cancelled = self._asked in ("TERM", "signal")
-        meant = requeue(wanted, job_state, cancelled, self._job())
+        cancelled = self._stop_signal in ("TERM", "signal")
+        meant = requeue(request, job_state, cancelled, self._job())
         if isinstance(meant, Finish):
             return self._finish(meant)
         say(meant.line)
         if self._directory is not None:
             if self._whose_stop() == "job":
                 self.directory.remove_stop()
-            if self._begun:
-                *before, last = self._begun
+            if self._earlier_starts:
+                *before, last = self._earlier_starts
                 mine = last.requeue_count == self._requeue_count
                 self._keep_starts([*before, last._replace(ended=meant.counter) if mine else last])
         # This comes last, because Slurm then kills everything of the job at once, this process too.
@@ -458,16 +473,16 @@ class Slurm:
             if job_state is State.REQUEUED:
                 return 0
             if job_state is State.OVER:
-                return self._finish(Finish(EXIT_STOPPED, reason=f"{wanted.line}; cancelled"))
+                return self._finish(Finish(EXIT_STOPPED, reason=f"{request.line}; cancelled"))
             time.sleep(_REQUEUES_APART_S)
-        reason = f"{wanted.line}; Slurm does not requeue this job ({refused})"
+        reason = f"{request.line}; Slurm does not requeue this job ({refused})"
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:
         """End the job: print the line, write the end into the status, and free the directory if Slurm agrees."""
         code = decision.code
-        if self._taken and code == 0:
-            say_report(self.directory.path, time.monotonic() - self._since)
+        if self._directory_taken and code == 0:
+            say_report(self.directory.path, time.monotonic() - self._started_at)
         if decision.line:
             say(decision.line)
         if self._only_preflight or not self._is_batch_script:

@@ -64,13 +64,13 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Shown:
+class JobRecord:
     """The record of one job in `scontrol show job`. Slurm writes local times in whole seconds."""
 
     fields: Mapping[str, str]
 
     @classmethod
-    def parse(cls, text: str, job: str) -> Shown | None:
+    def parse(cls, text: str, job: str) -> JobRecord | None:
         """Return the record of `job`, a number or an array's `NUMBER_INDEX`; None without one."""
         for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
             # Two parts are the user's, and may look like any field: the job's name, to the end of the first line, and
@@ -118,11 +118,11 @@ class Shown:
         return self.fields.get("Requeue") != "0"
 
 
-def state(shown: Shown | None, requeue_count: int) -> State:
+def state(record: JobRecord | None, requeue_count: int) -> State:
     """Return the state of the job during its start after `requeue_count` requeues."""
-    if shown is None:
+    if record is None:
         return State.UNKNOWN
-    fields = shown.fields
+    fields = record.fields
     if fields.get("JobState") == "RUNNING":
         return State.RUNNING
     # Slurm's Restarts already includes the next start.
@@ -164,30 +164,30 @@ class Controller:
         self.job, self._pause, self._now = job, pause, now
         self._reported: float | None = None
 
-    def show(self, pauses: Sequence[float] = (1, 1, 1)) -> Shown | None:
+    def show(self, pauses: Sequence[float] = (1, 1, 1)) -> JobRecord | None:
         """Return the job's record; None without an answer. Ask again after each of `pauses` (seconds)."""
         words = ("scontrol", "show", "job", self.job)
         for pause in (0, *pauses):
             self._pause(pause)
-            code, text, why = ask(*words, on_silence=lambda: self._report(words))
+            code, text, why = run_command(*words, on_silence=lambda: self._report(words))
             if code == 0:
                 self._reported = None
-                return Shown.parse(text, self.job)
+                return JobRecord.parse(text, self.job)
             self._report(words, why)
         return None
 
-    def _report(self, words: Sequence[str], why: str = "") -> None:
+    def _report(self, words: Sequence[str], error: str = "") -> None:
         """Say what this job waits for: once, and again at long intervals, until Slurm answers."""
         if self._reported is not None and self._now() - self._reported < _REPORT_AGAIN_S:
             return
         self._reported = self._now()
-        how = f"failed ({why.strip()})" if why.strip() else "has not answered yet"
-        say(f"waiting for Slurm's controller: {' '.join(words)} {how}")
+        answer = f"failed ({error.strip()})" if error.strip() else "has not answered yet"
+        say(f"waiting for Slurm's controller: {' '.join(words)} {answer}")
 
-    def state_of(self, other: str) -> str | None:
+    def state_of(self, job: str) -> str | None:
         """Return the state of another job. None: no job has that number. "": Slurm does not answer."""
         for turn in range(1, 7):
-            code, text, why = ask("squeue", "-h", "-j", other, "-o", "%T")
+            code, text, why = run_command("squeue", "-h", "-j", job, "-o", "%T")
             if code == 0:
                 return text.split()[0] if text.split() else None
             if "Invalid job id" in why:
@@ -196,9 +196,9 @@ class Controller:
             self._pause(5)
         return ""
 
-    def hostnames(self, listed: str) -> list[str]:
+    def hostnames(self, node_list: str) -> list[str]:
         """Return the names in Slurm's list of nodes, in order; [] without an answer."""
-        code, text, _ = ask("scontrol", "show", "hostnames", listed)
+        code, text, _ = run_command("scontrol", "show", "hostnames", node_list)
         return text.split() if code == 0 else []
 
     def address_of(self, node: str) -> str:
@@ -206,36 +206,36 @@ class Controller:
         try:
             nic.resolve(node)
         except nic.NetworkError:
-            code, text, _ = ask("scontrol", "show", "node", node)
+            code, text, _ = run_command("scontrol", "show", "node", node)
             found = re.search(r"\bNodeAddr=(\S+)", text)
             return found[1] if code == 0 and found else node
         return node
 
     def kill_wait_s(self) -> float:
-        return kill_wait_s(ask("scontrol", "show", "config")[1])
+        return kill_wait_s(run_command("scontrol", "show", "config")[1])
 
     def requeue(self) -> str:
         """Requeue the job; return "", or why Slurm refuses. Slurm then kills all of it, this process too."""
         # Slurm may send its signals before the command has ended.
         words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
         shown = ("scontrol", "requeue", self.job)
-        code, _, why = ask("sh", "-c", *words, on_silence=lambda: self._report(shown))
+        code, _, why = run_command("sh", "-c", *words, on_silence=lambda: self._report(shown))
         if code == 0:
             return ""
         return " ".join(why.split()) or f"scontrol ended with {code}"
 
     def send_no_mail(self) -> None:
         """Turn off Slurm's mails about the job, whatever its directives say."""
-        ask("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
+        run_command("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
 
 
 def every_node_answers(nodes: int) -> bool:
     """Return True if srun can start a command on each node."""
     on_each = f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"
-    return ask("srun", "--overlap", *on_each, "true")[0] == 0
+    return run_command("srun", "--overlap", *on_each, "true")[0] == 0
 
 
-def ask(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
+def run_command(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
     """Run a command; return its exit code, output and error output. The code is -1 if the command is missing, or if it
     did not end in time. `on_silence`: called once if it takes long."""
     silent = threading.Timer(_SILENCE_S, on_silence)
@@ -250,8 +250,8 @@ def ask(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int
         return -1, "", str(error)
     finally:
         silent.cancel()
-    said, why = (each.decode("utf-8", "replace") for each in (done.stdout, done.stderr))
-    return done.returncode, said, why
+    output, why = (each.decode("utf-8", "replace") for each in (done.stdout, done.stderr))
+    return done.returncode, output, why
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ _CODES = {DONE: 0, STOPPED: 0, NOT_BEGUN: 0, FAILED: EXIT_FAILED}
 class SlurmNode(Tier):
     """One node of a start."""
 
-    again = AGAIN
+    restart_command = AGAIN
     decides = False
     # Slurm signals every process of srun's step. The workers ignore that, to finish a training step and its checkpoint.
     ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -64,13 +64,13 @@ class SlurmNode(Tier):
         names = os.environ["DDPGEN_ROSTER"].splitlines()
         rank, procs = int(os.environ["SLURM_NODEID"]), self._options.procs
         return Membership(
-            me=self._me,
+            host_name=self._me,
             procs=procs,
             world_size=procs * len(names),
             node_rank=rank,
             first_rank=rank * procs,
             nodes=len(names),
-            least=len(names),
+            min_nodes=len(names),
             head=self._options.head,
             head_address=self._options.address,
             port=self._options.port,

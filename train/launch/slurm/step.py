@@ -18,7 +18,7 @@ from pathlib import Path
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.launch.slurm.decision import Failure
 from train.launch.slurm.directory import FAILED
-from train.launch.words import Command, shown
+from train.launch.words import Command, displayed
 
 # A shell is the first process on a node. It needs no shared directory, and names one that is missing.
 # The refusal also goes on file, in the form of keep_failure(), because srun may drop the last line that a node prints.
@@ -72,11 +72,11 @@ def on_each_node(
 
 def in_short(step: Sequence[str]) -> str:
     """Return the srun command for the log, without the shell's text and the command that the nodes print themselves."""
-    return f"{shown(step[: step.index(_ON_NODE)])} ... -m train supervise slurm-node ..."
+    return f"{displayed(step[: step.index(_ON_NODE)])} ... -m train supervise slurm-node ..."
 
 
-def _filled(word: str, known: dict[str, str]) -> str:
-    for name, value in known.items():
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
         word = word.replace(name, value)
     return word
 
@@ -89,32 +89,32 @@ class StepErrors:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._unfinished_line = b""
         self._first: tuple[str, str] | None = None
-        self._own: list[str] = []
-        self._others = False
+        self._srun_lines: list[str] = []
+        self._has_task_output = False
         self._last: dict[str, str] = {}
 
     def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
         for line in lines:
-            self._read(line.decode("utf-8", "replace").strip())
+            self._parse_line(line.decode("utf-8", "replace").strip())
 
-    def _read(self, line: str) -> None:
+    def _parse_line(self, line: str) -> None:
         if ended := _TASK_ENDED.match(line):
             # A task that was terminated may have been ended by srun itself.
             if self._first is None and not line.endswith(": Terminated"):
                 self._first = ended[1], ended[2] or ""
         elif line.startswith("srun: "):
-            self._own.append(line)
+            self._srun_lines.append(line)
         elif line and not line.startswith('Try "srun'):
-            self._others = True
+            self._has_task_output = True
             if (spoken := _OF_NODE.match(line)) and not spoken[2].startswith("***"):
                 self._last[spoken[1]] = spoken[2]
 
     @property
     def is_inside_a_line(self) -> bool:
-        return bool(self._rest)
+        return bool(self._unfinished_line)
 
     @property
     def failure(self) -> Failure | None:
@@ -130,9 +130,11 @@ class StepErrors:
 
     def refusal(self, code: int) -> str:
         """Return why srun, which ended with `code`, has started nothing; "" if it has, or could not reach a node."""
-        if code not in _REFUSES or self._first or self._others:
+        if code not in _REFUSES or self._first or self._has_task_output:
             return ""
-        reasons = [line for line in self._own if re.match("srun: (error|fatal|unrecognized)", line)]
+        reasons = [
+            line for line in self._srun_lines if re.match("srun: (error|fatal|unrecognized)", line)
+        ]
         if any(map(_NO_REFUSAL.search, reasons)):
             return ""
         return "; ".join(dict.fromkeys(reasons))

@@ -27,7 +27,7 @@ _TRIAL = 1 << 20
 def hook_torch(session: Session, torch: Any) -> None:
     """Install the hooks in `torch`, after its import."""
     # Replace it in both places, because pickle finds a function by its module.
-    torch.save = torch.serialization.save = _saving(session, torch.save, where=1, name="f")
+    torch.save = torch.serialization.save = _saving(session, torch.save, argument_index=1, name="f")
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
     # Through sys.modules, because torch.optim deletes its attribute `optimizer`.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
@@ -68,14 +68,14 @@ def hook_dataloader(session: Session, module: Any) -> None:
     def drawing(self: Any) -> Any:
         indices = draw(self)
         if iteration := getattr(self, "_ddpgen_iteration", None):
-            session.drew(iteration, indices)
+            session.note_drawn(iteration, indices)
         return indices
 
     @functools.wraps(give)
     def giving(self: Any) -> Any:
         batch = give(self)
         if iteration := getattr(self, "_ddpgen_iteration", None):
-            session.gave(iteration)
+            session.note_given(iteration)
         return batch
 
     base.__init__, base._next_index, base.__next__ = beginning, drawing, giving
@@ -83,7 +83,7 @@ def hook_dataloader(session: Session, module: Any) -> None:
 
 def hook_safetensors(session: Session, module: Any) -> None:
     """Install the hooks in `safetensors.torch`, after its import."""
-    module.save_file = _saving(session, module.save_file, where=1, name="filename")
+    module.save_file = _saving(session, module.save_file, argument_index=1, name="filename")
     module.load_file = _loading(session, module.load_file, name="filename")
 
 
@@ -108,13 +108,13 @@ def hook_distributed_load(session: Session, module: Any) -> None:
 
 
 def _saving(
-    session: Session, save: Callable[..., Any], where: int, name: str
+    session: Session, save: Callable[..., Any], argument_index: int, name: str
 ) -> Callable[..., Any]:
-    """Return an atomic form of `save`, whose path is the argument at index `where` or with the name `name`."""
+    """Return an atomic form of `save`, whose path is the argument at index `argument_index` or with the name `name`."""
 
     @functools.wraps(save)
     def atomic(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.get(name, args[where] if len(args) > where else None)
+        given = kwargs.get(name, args[argument_index] if len(args) > argument_index else None)
         path = _path(given)
         if path is None or not _may_be_replaced(path):
             # The script gave an open file, which is empty by now: too late to protect it, so only record the save.
@@ -130,7 +130,7 @@ def _saving(
             if name in kwargs:
                 result = save(*args, **{**kwargs, name: draft})
             else:
-                result = save(*args[:where], draft, *args[where + 1 :], **kwargs)
+                result = save(*args[:argument_index], draft, *args[argument_index + 1 :], **kwargs)
         session.progress.saved(path)
         return result
 
@@ -208,8 +208,8 @@ def _may_be_replaced(path: str) -> bool:
     return regular and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
 
 
-def _path(given: Any) -> str | None:
-    if not isinstance(given, (str, os.PathLike)):
+def _path(target: Any) -> str | None:
+    if not isinstance(target, (str, os.PathLike)):
         return None
-    path = os.fspath(given)
+    path = os.fspath(target)
     return path if isinstance(path, str) and "://" not in path else None

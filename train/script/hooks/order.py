@@ -28,23 +28,23 @@ class Iteration:
         """`total`: the number of its batches, 0 if not known. `sampler`: the DataLoader's."""
         self._total, self._count = total, 0
         self.sampler = sampler
-        self._drawn: deque[str] = deque()
+        self._drawn_batches: deque[str] = deque()
         self._last = ""
         # Hashes of the batches before the first step of this start, and always of the iteration's first batch.
-        self.given: list[str] = []
+        self.given_batches: list[str] = []
 
-    def drew(self, indices: Any) -> None:
+    def note_drawn(self, indices: Any) -> None:
         """Note that the sampler has named a batch, which workers may prepare ahead."""
         if 0 < self._count == self._total:  # a new epoch: persistent workers reuse this iterator
-            self._count, self.given = 0, []
-        self._drawn.append(hashlib.sha256(repr(indices).encode()).hexdigest()[:16])
+            self._count, self.given_batches = 0, []
+        self._drawn_batches.append(hashlib.sha256(repr(indices).encode()).hexdigest()[:16])
 
-    def gave(self, before_first_step: bool) -> str:
+    def note_given(self, before_first_step: bool) -> str:
         """Note that the script has received the next batch, and return its hash."""
         self._count += 1
-        self._last = self._drawn.popleft()
-        if before_first_step or not self.given:
-            self.given.append(self._last)
+        self._last = self._drawn_batches.popleft()
+        if before_first_step or not self.given_batches:
+            self.given_batches.append(self._last)
         return self._last
 
     @property
@@ -56,12 +56,12 @@ class Iteration:
     def is_over(self) -> bool:
         return self._count == self._total
 
-    def place(self) -> DataPosition:
+    def position(self) -> DataPosition:
         """Return the position after the batch that was given last."""
         if self._count in (0, self._total):
             return DataPosition()
-        coming = self._drawn[0] if self._drawn else ""
-        return DataPosition(self._count, self.given[0], self._last, coming)
+        coming = self._drawn_batches[0] if self._drawn_batches else ""
+        return DataPosition(self._count, self.given_batches[0], self._last, coming)
 
 
 class _Epoch(NamedTuple):
@@ -92,15 +92,15 @@ class Epochs:
         return False
 
 
-def fault(saved: DataPosition, given: list[str]) -> str:
-    """Return the fault of going on from `saved` with the batches `given`; "" if there is no fault, or none is known.
+def order_fault(saved: DataPosition, batches: list[str]) -> str:
+    """Return the fault of going on from `saved` with these `batches`; "" if there is no fault, or none is known.
 
-    `given`: the batches up to the end of the first step. A loop may skip batches by taking them, or let the sampler
+    `batches`: those up to the end of the first step. A loop may skip batches by taking them, or let the sampler
     skip them, and it may have taken one batch ahead of the step.
     """
-    if not saved.batches or not given:
+    if not saved.batches or not batches:
         return ""
-    skipped = given[saved.batches :] if given[0] == saved.first else given
+    skipped = batches[saved.batches :] if batches[0] == saved.first else batches
     if not skipped:
         return f"the epoch begins again: its first {saved.batches} batches are trained on twice"
     if saved.next and skipped[0] not in (saved.last, saved.next):

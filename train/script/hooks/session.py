@@ -34,43 +34,43 @@ class Session:
         self,
         progress: Progress,
         stop: StopAtStep,
-        whole: Mapping[str, str],
+        checkpoints: Mapping[str, str],
         log: Callable[[dict[str, Any]], None] | None = None,
         bucket: str = "",
-        begun: Callable[[], None] = lambda: None,
+        on_first_step: Callable[[], None] = lambda: None,
         ranks: int = 1,
         starts: Starts | None = None,
     ) -> None:
-        """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework. If the script names no
+        """`checkpoints`: those that rank 0 has saved, oldest first, each with its framework. If the script names no
         checkpoint, its framework goes on from the last one. `log`: writes a row of rank 0's metrics to the file; None
         on other ranks. `bucket`: a directory in which a file appears when it is closed, and cannot change after that.
-        `begun` is called after the first step. `ranks`: how many processes the launch has started. `starts`: the
-        comparison with the other hosts, if there are any."""
+        `on_first_step` is called after the first step. `ranks`: how many processes the launch has started. `starts`:
+        the comparison with the other hosts, if there are any."""
         self.progress, self.stop = progress, stop
         self.stopped = False
-        self._whole, self._log, self._begun = whole, log, begun
+        self._checkpoints, self._log, self._on_first_step = checkpoints, log, on_first_step
         self._ranks, self._starts = ranks, starts
         self.framework = ""
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
         self._row_at, self._row_step = 0.0, 0
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._epochs = Epochs()
 
     def stepped(self, optimizer: Any = None) -> None:
         """Note that a step of `optimizer` is complete. Raises UnlikeStartsError, BeginsAnewError, StopTraining."""
         if self._starts is not None:
-            self._starts.look(self.progress, optimizer)
+            self._starts.compare(self.progress, optimizer)
         self.progress.stepped()
-        if self.progress.taken == 1:
+        if self.progress.steps_taken == 1:
             # Measure the speed from here: the time before the first step says nothing of it.
             self._row_at, self._row_step = time.monotonic(), 1
-            self._harmless("its heartbeats", self._begun)
-            self._harmless(_ORDER, self._look_at_order)
-            self._harmless("the process group", self._look_at_group)
+            self._harmless("its heartbeats", self._on_first_step)
+            self._harmless(_ORDER, self._check_order)
+            self._harmless("the process group", self._check_group)
         NOW.name = SCRIPT
-        self._harmless("the metrics", self._row)
+        self._harmless("the metrics", self._write_row)
         self._loss = None
         if not self.framework and self.stop.due():
             self.end()
@@ -99,7 +99,7 @@ class Session:
 
     def resume_from(self) -> str | None:
         """Return the checkpoint from which the framework must go on, or None to begin."""
-        found = [path for path, by in self._whole.items() if by == self.framework]
+        found = [path for path, by in self._checkpoints.items() if by == self.framework]
         if not found:
             return None
         say(f"resuming from {found[-1]}")
@@ -117,16 +117,16 @@ class Session:
         if self._log is not None:
             self._harmless("the loss", add)
 
-    def drew(self, iteration: Iteration, indices: Any) -> None:
+    def note_drawn(self, iteration: Iteration, indices: Any) -> None:
         """Note that the sampler of a DataLoader has named a batch."""
-        self._harmless(_ORDER, lambda: iteration.drew(indices))
+        self._harmless(_ORDER, lambda: iteration.note_drawn(indices))
 
-    def gave(self, iteration: Iteration) -> None:
+    def note_given(self, iteration: Iteration) -> None:
         """Note that a DataLoader has given the script a batch."""
 
         def note() -> None:
-            self.progress.gave(iteration)
-            if self._epochs.repeats(iteration, self.progress.taken):
+            self.progress.note_batch(iteration)
+            if self._epochs.repeats(iteration, self.progress.steps_taken):
                 self._say_once(
                     "an epoch begins with the same batch as the one before: call the sampler's set_epoch(epoch) "
                     "before each epoch, so that it shuffles anew"
@@ -134,17 +134,17 @@ class Session:
 
         self._harmless(_ORDER, note)
 
-    def _say_once(self, words: str) -> None:
-        """Print `words` once, on rank 0."""
-        if self._log is not None and words not in self._told:
-            self._told.add(words)
-            say(words)
+    def _say_once(self, message: str) -> None:
+        """Print `message` once, on rank 0."""
+        if self._log is not None and message not in self._printed:
+            self._printed.add(message)
+            say(message)
 
-    def _look_at_order(self) -> None:
+    def _check_order(self) -> None:
         if fault := self.progress.order_fault():
             say(f"the script does not resume where its checkpoint ends: {fault}")
 
-    def _look_at_group(self) -> None:
+    def _check_group(self) -> None:
         dist = sys.modules.get("torch.distributed")
         can_meet = dist is not None and dist.is_available()
         if self._ranks > 1 and self._log is not None and can_meet and not _has_group():
@@ -159,21 +159,23 @@ class Session:
         if _has_group():
             sys.modules["torch.distributed"].barrier()
 
-    def _harmless(self, what: str, work: Callable[[], None]) -> None:
-        """Do `work`. If it fails, print that once, with its name `what`; the script goes on."""
+    def _harmless(self, subject: str, work: Callable[[], None]) -> None:
+        """Do `work`. If it fails, print that once, with its `subject`; the script goes on."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - it is the script that counts
-            if what not in self._told:
-                self._told.add(what)
-                say(f"{what} cannot be kept ({type(error).__name__}: {error}); the script goes on")
+            if subject not in self._printed:
+                self._printed.add(subject)
+                say(
+                    f"{subject} cannot be kept ({type(error).__name__}: {error}); the script goes on"
+                )
 
-    def _row(self) -> None:
+    def _write_row(self) -> None:
         now = time.monotonic()
         if self._log is None or now - self._row_at < _ROW_S:
             return
-        steps, seconds = self.progress.taken - self._row_step, now - self._row_at
-        self._row_at, self._row_step = now, self.progress.taken
+        steps, seconds = self.progress.steps_taken - self._row_step, now - self._row_at
+        self._row_at, self._row_step = now, self.progress.steps_taken
         row = {"kind": "step", "step": self.progress.step, "steps_per_s": round(steps / seconds, 3)}
         with contextlib.suppress(Exception):  # the loss has several numbers, or there is no loss
             if math.isfinite(loss := float(self._loss)):

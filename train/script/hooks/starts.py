@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from train.run.saves import digest, remedy
 from train.script.hooks.progress import Progress
-from train.script.hooks.stopping import where_they_met
+from train.script.hooks.stopping import rendezvous_store
 
 # How long a rank waits for the others after its first step. The ranks complete it together, unless only some of them
 # have an optimizer. Ranks that come later are compared at a later step.
@@ -33,8 +33,8 @@ class Start(NamedTuple):
 
     `step` is 0 if no record tells it, `path` is "" if the rank has loaded nothing. `has_same`: rank 0 has loaded a
     file that lies on this host's disk as well. `optimizer`: the steps that the optimizer counts after the first one,
-    0 if it counts none. `resumes`: the script got the arguments to resume. `kept`, `kept_step`: the newest save of an
-    earlier rank 0 on this disk.
+    0 if it counts none. `resumes`: the script got the arguments to resume. `saved_path`, `saved_step`: the newest save of
+    an earlier rank 0 on this disk.
     """
 
     host: str
@@ -44,8 +44,8 @@ class Start(NamedTuple):
     has_same: bool = False
     optimizer: int = 0
     resumes: bool = False
-    kept: str = ""
-    kept_step: int = 0
+    saved_path: str = ""
+    saved_step: int = 0
 
 
 def difference(starts: Sequence[Start]) -> str:
@@ -59,14 +59,16 @@ def difference(starts: Sequence[Start]) -> str:
     for start in hosts.values():
         if not _goes_on_alike(start, ahead):
             copy = remedy(ahead.path, ahead.host, start.host)
-            return f"{ahead.host} {_begins(ahead)}, and {start.host} {_begins(start)}; {copy}"
+            return f"{ahead.host} {_describe_begin(ahead)}, and {start.host} {_describe_begin(start)}; {copy}"
     # The saves on rank 0's own disk need no check here: its record protects them.
-    if not starts[0].kept and not any(start.step or start.optimizer > 1 for start in starts):
+    if not starts[0].saved_path and not any(start.step or start.optimizer > 1 for start in starts):
         for start in starts:
-            if start.kept and not any(_has_name(start.kept, each.path) for each in starts):
+            if start.saved_path and not any(
+                _has_name(start.saved_path, each.path) for each in starts
+            ):
                 return (
-                    f"all hosts begin at step 0, and {start.host} has {start.kept} of step {start.kept_step}; "
-                    f"{remedy(start.kept, start.host, starts[0].host)}; or set train.resume: scratch to start over"
+                    f"all hosts begin at step 0, and {start.host} has {start.saved_path} of step {start.saved_step}; "
+                    f"{remedy(start.saved_path, start.host, starts[0].host)}; or set train.resume: scratch to start over"
                 )
     return ""
 
@@ -76,7 +78,7 @@ def _has_name(save: str, path: str) -> bool:
     return os.path.basename(save) == os.path.basename(path)
 
 
-def _begins(start: Start) -> str:
+def _describe_begin(start: Start) -> str:
     if start.path:
         known = f"resumes from {start.path} of step {start.step}"
         return known if start.step else f"has read {start.path}, of which no step is known"
@@ -101,16 +103,16 @@ class Starts:
         the arguments to resume."""
         self._host, self._rank, self._ranks = host, rank, ranks
         self._directory, self._resumes = os.path.realpath(directory), resumes
-        self._talk: Iterator[str | None] | None = None
+        self._exchange: Iterator[str | None] | None = None
         self._verdict: str | None = None
 
-    def look(self, progress: Progress, optimizer: Any) -> None:
+    def compare(self, progress: Progress, optimizer: Any) -> None:
         """Compare the ranks. Called after each step, before `progress` counts it. Raises UnlikeStartsError."""
-        until = time.monotonic() + (_WAIT_S if self._talk is None else 0.0)
+        until = time.monotonic() + (_WAIT_S if self._exchange is None else 0.0)
         while self._verdict is None:
             try:
-                self._talk = self._talk or self._compare(progress, _steps(optimizer))
-                self._verdict = next(self._talk)
+                self._exchange = self._exchange or self._compare(progress, _steps(optimizer))
+                self._verdict = next(self._exchange)
             except Exception:  # noqa: BLE001 - the store is gone, and with it the others
                 self._verdict = ""
             if self._verdict is not None or time.monotonic() >= until:
@@ -121,18 +123,18 @@ class Starts:
 
     def _compare(self, progress: Progress, optimizer: int) -> Iterator[str | None]:
         """Yield None until the ranks have been compared, and then the difference."""
-        store = where_they_met()
+        store = rendezvous_store()
         if store is None or self._ranks == 1:
             return iter([""])
-        path, step = progress.kept
+        path, step = progress.newest_of_rank_0
         start = Start(
             self._host,
             progress.step,
-            progress.read,
+            progress.loaded_path,
             optimizer=optimizer,
             resumes=self._resumes,
-            kept=path,
-            kept_step=step,
+            saved_path=path,
+            saved_step=step,
         )
         return self._follow(store, start) if self._rank else self._lead(store, start)
 
@@ -157,7 +159,7 @@ class Starts:
         while not store.check([_key(0)]):
             yield None
         directory, head = json.loads(store.get(_key(0)))
-        start = self._beside(start, Start(*head), directory)
+        start = self._with_comparison(start, Start(*head), directory)
         store.set(_key(self._rank), json.dumps((self._directory, start)))
         while not store.check([_key("verdict")]):
             yield None
@@ -165,7 +167,7 @@ class Starts:
         store.add(_key("heard"), 1)
         yield verdict
 
-    def _beside(self, start: Start, head: Start, directory: str) -> Start:
+    def _with_comparison(self, start: Start, head: Start, directory: str) -> Start:
         """Return `start` with its files compared to rank 0's. `directory`: the checkpoint directory there."""
         if start.step == head.step or not head.digest:
             return start

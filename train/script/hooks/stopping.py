@@ -23,14 +23,19 @@ class StopAtStep:
     """One rank's part of the agreement. `due()` returns whether the rank ends now, after a complete step."""
 
     def __init__(
-        self, progress: Progress, asked: Callable[[], bool], grace_s: float, rank: int, ranks: int
+        self,
+        progress: Progress,
+        stop_requested: Callable[[], bool],
+        grace_s: float,
+        rank: int,
+        ranks: int,
     ) -> None:
-        """`asked`: returns whether somebody wants the job to stop. `grace_s`: how long to wait for a save."""
-        self._progress, self._asked, self._grace_s = progress, asked, grace_s
+        """`stop_requested`: returns whether somebody wants the job to stop. `grace_s`: how long to wait for a save."""
+        self._progress, self._stop_requested, self._grace_s = progress, stop_requested, grace_s
         self._rank, self._ranks = rank, ranks
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._ready = False
-        self._all_look_since = 0.0
+        self._all_ready_since = 0.0
         self._last: int | None = None
         self._saves = True  # wait for the script's next save
 
@@ -40,29 +45,29 @@ class StopAtStep:
 
     def due(self) -> bool:
         """Return whether the complete step is the last one. The thread that trains calls this after each step."""
-        if self._asked_at and self._last is None:
+        if self._requested_at and self._last is None:
             try:
                 self._agree()
             except Exception:  # noqa: BLE001 - the store is gone, and with it the others
                 self._last = 0
-        return self._last is not None and self._progress.taken >= self._last
+        return self._last is not None and self._progress.steps_taken >= self._last
 
-    def look(self) -> bool:
+    def check_request(self) -> bool:
         """Return whether the job must stop, because somebody has asked this host or another rank says so."""
-        if not self._asked_at and (self._asked() or self._told()):
-            self._asked_at = time.monotonic()
+        if not self._requested_at and (self._stop_requested() or self._requested_by_rank()):
+            self._requested_at = time.monotonic()
             if self._rank == 0 and not self._may_end():
                 say(f"stopping after the script's next save, or in {self._grace_s:g} s")
-        return bool(self._asked_at)
+        return bool(self._requested_at)
 
-    def _told(self) -> bool:
+    def _requested_by_rank(self) -> bool:
         with contextlib.suppress(Exception):  # the store is gone: this process ends by other ways
             store = self._store()
             return store is not None and bool(store.check([_ASKED]))
         return False
 
     def _agree(self) -> None:
-        store, now = self._store(), self._progress.taken
+        store, now = self._store(), self._progress.steps_taken
         if store is None:
             self._last = now if self._may_end() else None
             return
@@ -73,26 +78,26 @@ class StopAtStep:
             store.add(_READY, 1)
         if self._rank:
             self._last = int(store.get(_LAST)) if store.check([_LAST]) else None
-        elif self._all_look(store) and self._may_end():
+        elif self._all_ready(store) and self._may_end():
             self._last = now + 1
             store.set(_LAST, str(self._last))
 
-    def _all_look(self, store: Any) -> bool:
-        if not self._all_look_since and store.add(_READY, 0) == self._ranks:
-            self._all_look_since = time.monotonic()
-        return bool(self._all_look_since)
+    def _all_ready(self, store: Any) -> bool:
+        if not self._all_ready_since and store.add(_READY, 0) == self._ranks:
+            self._all_ready_since = time.monotonic()
+        return bool(self._all_ready_since)
 
     def _may_end(self) -> bool:
-        saved_at, waited = self._progress.saved_at, time.monotonic() - self._asked_at
+        saved_at, waited = self._progress.saved_at, time.monotonic() - self._requested_at
         # Do not wait for a script that has not saved anything yet: it may never save.
-        saved = not saved_at or saved_at > max(self._asked_at, self._all_look_since)
+        saved = not saved_at or saved_at > max(self._requested_at, self._all_ready_since)
         return not self._saves or saved or waited > self._grace_s
 
     def _store(self) -> Any:
-        return where_they_met() if self._ranks > 1 else None
+        return rendezvous_store() if self._ranks > 1 else None
 
 
-def where_they_met() -> Any:
+def rendezvous_store() -> Any:
     """Return the TCPStore in which the processes met, or None before they have met."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     # A module that is still being imported lacks some of its functions.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from train.base.words import some
+from train.base.words import first_few
 
 # A collective that reaches at least this part of the network's bandwidth is good.
 _GOOD = 0.7
@@ -136,7 +136,7 @@ def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:
 def head(figures: Figures) -> Iterator[str]:
     """Yield the lines above the table."""
     vectors = [f"rank {n} {_listed(v)}" for n, v in enumerate(figures.vectors)]
-    yield f"vectors: {some(vectors, between='; ')}; their mean on every rank: {_listed(figures.mean)}"
+    yield f"vectors: {first_few(vectors, separator='; ')}; their mean on every rank: {_listed(figures.mean)}"
     yield f"bits: {'; '.join(figures.other_bits) or 'every host computes the same'}"
     if figures.processes > 1:
         yield f"barrier: {duration(figures.barrier_seconds)}"
@@ -151,12 +151,12 @@ def head(figures: Figures) -> Iterator[str]:
 HEADER = f"{'size':>8}  {'collective':<10}  {'time':>9}  {'algorithm':>11}  {'bus':>11}"
 
 
-def row(made: Collective) -> str:
+def row(collective: Collective) -> str:
     """Return a line of the table."""
-    wrong = "" if made.correct else "  WRONG SUMS"
+    wrong = "" if collective.correct else "  WRONG SUMS"
     return (
-        f"{size(made.bytes):>8}  {made.kind:<10}  {duration(made.seconds):>9}  "
-        f"{rate(made.algorithm_bandwidth):>11}  {rate(made.bus_bandwidth):>11}{wrong}"
+        f"{size(collective.bytes):>8}  {collective.kind:<10}  {duration(collective.seconds):>9}  "
+        f"{rate(collective.algorithm_bandwidth):>11}  {rate(collective.bus_bandwidth):>11}{wrong}"
     )
 
 

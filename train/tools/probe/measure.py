@@ -36,7 +36,7 @@ from train.training.run_info import RunInfo
 FILE = "probe.json"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB
 _BUDGET_S = 1.0  # for the repetitions of one size
-_MOST = 50
+_MAX_REPEATS = 50
 _TOO_LONG_S = 5.0  # or an eighth of the collective timeout: a size four times as large is left out
 _ALL_PAIRS = 8  # with more hosts than this, only neighbours are measured
 _MESSAGE = 16 << 20  # bytes
@@ -49,13 +49,13 @@ def run(info: RunInfo) -> int:
     record = partial(_record_status, info.directory, fence, met.host)
     with doing("probing"):
         record("running", "")
-        complete = Probe(world, met.parts, met.assembly, info.directory, stop).run()
+        complete = Probe(world, met.rank_micro_batches, met.assembly, info.directory, stop).run()
         reason = "" if complete else foremost(world.all_gather(stop.reason))
         record("done" if complete else "stopped", reason)
         if fence is not None:
             fence.close()
         stop.close()
-    startup.part(world, info)
+    startup.leave(world, info)
     return 0
 
 
@@ -75,12 +75,12 @@ class Probe:
     def __init__(
         self,
         world: World,
-        parts: Sequence[range],
+        rank_micro_batches: Sequence[range],
         assembly: Assembly,
         directory: Path,
         stop: StopRequest,
     ) -> None:
-        self._world, self._parts, self._stop = world, parts, stop
+        self._world, self._rank_micro_batches, self._stop = world, rank_micro_batches, stop
         self._path = directory / FILE
         leaders = [ranks[0] for ranks in world.layout]
         names = [assembly.members[rank].host or "this host" for rank in leaders]
@@ -204,7 +204,7 @@ class Probe:
                 self.figures.findings.append(finding)
 
     def _collectives(self) -> bool:
-        reducer = connect_reducer(self._world, self._parts)
+        reducer = connect_reducer(self._world, self._rank_micro_batches)
         self._say(figures.HEADER)
         try:
             for count in SIZES:
@@ -231,11 +231,11 @@ class Probe:
 
     def _tree(self, count: int, reducer: Any) -> float:
         """Measure the job's own reduction for one bucket of this size, with its partial sums and its levels."""
-        mine, leaves = self._parts[self._world.rank], self._parts[-1].stop
+        mine, leaves = self._rank_micro_batches[self._world.rank], self._rank_micro_batches[-1].stop
         pattern = _pattern(count // 4, self._world.device)
         weights = [
             sum(map(_weight, range(node.k << node.level, min((node.k + 1) << node.level, leaves))))
-            for node in tree.owned(mine, leaves).nodes
+            for node in tree.fold_of_rank(mine, leaves).nodes
         ]
         rows = [pattern * weight for weight in weights]
         reducer.reduce(rows, rows[-1]).wait()
@@ -245,8 +245,8 @@ class Probe:
             row.zero_()
         return self._record("tree", count, lambda: reducer.reduce(rows, rows[-1]).wait(), correct)
 
-    def _record(self, kind: str, count: int, once: Callable[[], Any], correct: bool) -> float:
-        seconds = self._timed(once)
+    def _record(self, kind: str, count: int, operation: Callable[[], Any], correct: bool) -> float:
+        seconds = self._timed(operation)
         correct = all(self._world.all_gather(correct))
         made = Collective(kind, count, seconds, self._world.size, correct)
         self.figures.collectives.append(made)
@@ -254,18 +254,18 @@ class Probe:
         self._say(figures.row(made))
         return seconds
 
-    def _timed(self, once: Callable[[], Any]) -> float:
+    def _timed(self, operation: Callable[[], Any]) -> float:
         """Return the seconds of one call on the slowest rank. All ranks have to call this together."""
-        first: float = max(self._world.all_gather(self._seconds(once, 1)))
-        repeats = max(1, min(_MOST, int(_BUDGET_S / first)))
-        slowest: float = max(self._world.all_gather(self._seconds(once, repeats)))
+        first: float = max(self._world.all_gather(self._seconds(operation, 1)))
+        repeats = max(1, min(_MAX_REPEATS, int(_BUDGET_S / first)))
+        slowest: float = max(self._world.all_gather(self._seconds(operation, repeats)))
         return slowest
 
-    def _seconds(self, once: Callable[[], Any], repeats: int) -> float:
+    def _seconds(self, operation: Callable[[], Any], repeats: int) -> float:
         self._settle()
         began = time.perf_counter()
         for _ in range(repeats):
-            once()
+            operation()
         self._settle()
         return (time.perf_counter() - began) / repeats
 

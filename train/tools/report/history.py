@@ -46,7 +46,7 @@ class Start:
     number: int
     attempt: str
     generation: int
-    began: float
+    started: float
     ended: float
     first_step: int
     last_step: int
@@ -68,7 +68,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Written:
+class CheckpointWrite:
     """A checkpoint: the seconds until it was durable, and the seconds for which the training waited for it."""
 
     step: int
@@ -89,7 +89,7 @@ class History:
     evaluations: Sequence[Row]
     starts: Sequence[Start]
     ranks: Sequence[Ranks]
-    checkpoints: Sequence[Written]
+    checkpoints: Sequence[CheckpointWrite]
     status: Status | None
     total_steps: int = 0
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class History:
     @property
     def wall_s(self) -> float:
         """Seconds from the first start to the last row."""
-        return self.starts[-1].ended - self.starts[0].began if self.starts else 0.0
+        return self.starts[-1].ended - self.starts[0].started if self.starts else 0.0
 
     @property
     def useful_s(self) -> float:
@@ -174,9 +174,9 @@ def history(
         list({row["step"]: row for row in by_kind.get("eval", ())}.values()),
         starts,
         _reports(by_kind.get("ranks", ())),
-        [Written(r["step"], _number(r, "seconds"), _number(r, "stall")) for r in by_kind.get("checkpoint", ())],
+        [CheckpointWrite(r["step"], _number(r, "seconds"), _number(r, "stall")) for r in by_kind.get("checkpoint", ())],
         status,
-        max((_whole(row, "last_step") for row in by_kind.get("start", ())), default=0),
+        max((_integer(row, "last_step") for row in by_kind.get("start", ())), default=0),
         manifest or {},
         checkpoint,
     )  # fmt: skip
@@ -224,8 +224,8 @@ def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
                 end = "running" if status.word == "running" and not reason else "lost"
         lost = max(0, reached - following) if following is not None else 0
         yield Start(
-            number + 1, str(first.get("attempt", "")), _whole(first, "generation"), first["time"],
-            last["time"], first["step"], reached, _whole(first, "world_size"), end, reason, lost,
+            number + 1, str(first.get("attempt", "")), _integer(first, "generation"), first["time"],
+            last["time"], first["step"], reached, _integer(first, "world_size"), end, reason, lost,
         )  # fmt: skip
 
 
@@ -253,6 +253,6 @@ def _number(row: Row, name: str) -> float:
     return float(value) if type(value) in (int, float) else 0.0  # type: ignore[arg-type]
 
 
-def _whole(row: Row, name: str) -> int:
+def _integer(row: Row, name: str) -> int:
     value = row.get(name)
     return value if type(value) is int else 0

@@ -101,7 +101,7 @@ def _curves(history: History) -> Iterator[str]:
         yield _figure("Loss", plots.loss(history))
         yield _figure("Throughput", plots.speed(history, *_units(history)))
     if history.ranks:
-        yield _figure("Where a step's time went", plots.where(history))
+        yield _figure("Where a step's time went", plots.step_time_parts(history))
         if len(history.ranks[-1].waiting) > 1:
             yield _figure("The ranks compared", plots.ranks(history))
     if history.checkpoints:
@@ -124,14 +124,14 @@ def _starts(history: History) -> Iterator[str]:
 
 
 def _row(start: Start) -> Iterator[tuple[str, str]]:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.began))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started))
     said = "crashed or killed" if start.end == "lost" else start.end
     yield str(start.number), ""
     yield f"{start.first_step} to {start.last_step}", ""
     yield f"{said}{': ' if start.reason else ''}{start.reason}", start.end
     yield f"{start.lost_steps} steps" if start.lost_steps else "", ""
     yield when, ""
-    yield clock(start.ended - start.began), ""
+    yield clock(start.ended - start.started), ""
     yield str(start.world_size or ""), ""
     yield f"{start.attempt} {start.generation}", ""
 

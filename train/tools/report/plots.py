@@ -50,10 +50,10 @@ def speed(history: History, units: float, unit: str) -> str:
     """Draw the throughput by time since the first start. The line has a gap while nothing ran."""
 
     def draw(axes: Any) -> None:
-        began = history.starts[0].began
+        began = history.starts[0].started
         for start in history.starts:
             mine = _thinned(
-                [s for s in history.steps if s.seconds and start.began <= s.time <= start.ended]
+                [s for s in history.steps if s.seconds and start.started <= s.time <= start.ended]
             )
             times = [(s.time - began) / 60 for s in mine]
             rates = [units / s.seconds for s in mine if s.seconds]
@@ -65,7 +65,7 @@ def speed(history: History, units: float, unit: str) -> str:
     return _svg(draw)
 
 
-def where(history: History) -> str:
+def step_time_parts(history: History) -> str:
     """Draw the parts of a step's time over the run, as the mean of all ranks."""
 
     def draw(axes: Any) -> None:

@@ -25,11 +25,11 @@ from train.run.layout import MARKER, step_directory
 from train.run.provenance import MANIFEST, Start, library_flags, read_manifest
 from train.tools.verify import compare, record
 from train.tools.verify.compare import Difference, Origin, Rank
-from train.tools.verify.record import Part, Record
+from train.tools.verify.record import Record, ReplayRange
 from train.tools.verify.workplace import Replay, processes_that_fit, unpack, workplace
 
 EXIT_INTERRUPTED = 130
-_NAMED = 3
+_MAX_NAMED = 3
 _FILES = ("model.pt", "optimizer.pt")
 
 
@@ -59,7 +59,7 @@ class Result:
     manifest differs. `differences`: the differences between the environments.
     """
 
-    part: Part
+    replay_range: ReplayRange
     processes: int
     losses: int
     tensors: int
@@ -145,29 +145,30 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 def _verify(options: argparse.Namespace) -> int:
     directory = Path(os.path.abspath(options.checkpoint_dir))
     keep = options.keep.absolute() if options.keep else None
-    found = record.read(directory)
+    run_record = record.read_record(directory)
     if options.unpack:
-        with workplace(directory, keep) as place:
-            print(unpack(directory, record.part(found, 0, max(found.losses)).start, place))
+        with workplace(directory, keep) as parent:
+            first = record.replay_range(run_record, 0, max(run_record.losses))
+            print(unpack(directory, first.start, parent))
         return 0
     if importlib.util.find_spec("torch") is None:
         raise TrainError(
             f"torch is not installed for {sys.executable}, and a replay needs it; install it there (pip install "
             "'ddpgen[train]'), or go into the run's bundle and type python3 -m train verify with a Python that has it"
         )
-    begin, end = record.choose(found, options.begin, options.steps)
+    begin, end = record.choose(run_record, options.begin, options.steps)
     if options.begin is None and options.steps is not None:
         say(f"a random checkpoint: repeat it with --from={begin} --steps={options.steps}")
-    with workplace(directory, keep) as place:
-        result = _search(found, begin, end, options.procs, place)
+    with workplace(directory, keep) as parent:
+        result = _search(run_record, begin, end, options.procs, parent)
     lines = list(_verdict(result))
-    if border := result.part.border:
-        lines.append(f"it ends at step {result.part.end}: {border}")
+    if border := result.replay_range.border:
+        lines.append(f"it ends at step {result.replay_range.end}: {border}")
     print(json.dumps(_as_json(result, lines), indent=1) if options.json else "\n".join(lines))
     return 0 if result.identical else EXIT_FAILED
 
 
-def _search(found: Record, begin: int, end: int, procs: int | None, place: Path) -> Result:
+def _search(run_record: Record, begin: int, end: int, procs: int | None, parent: Path) -> Result:
     """Replay these steps and return the result.
 
     If the result is not identical and has no known cause, replay once more from the checkpoint before, because the
@@ -175,14 +176,15 @@ def _search(found: Record, begin: int, end: int, procs: int | None, place: Path)
     """
     went_back = False
     while True:
-        part, earlier = record.part(found, begin, end), found.before(begin)
-        bad = _why_bad(found, begin) if begin else ""
+        replay_range = record.replay_range(run_record, begin, end)
+        earlier = run_record.before(begin)
+        bad = _verification_error(run_record, begin) if begin else ""
         if bad and earlier is None:
             named = f"{bad}; --from=0 computes all steps again, and names the tensor"
             damage = Damage(begin, named, bad)
-            return Result(part, 0, 0, 0, None, [damage], [])
+            return Result(replay_range, 0, 0, 0, None, [damage], [])
         if not bad:
-            result = _replayed(found, part, procs, place)
+            result = _replay(run_record, replay_range, procs, parent)
             if result.identical or result.explained or earlier is None or went_back:
                 return result
             bad = "something differs, which may be this one"
@@ -193,39 +195,44 @@ def _search(found: Record, begin: int, end: int, procs: int | None, place: Path)
         begin, went_back = earlier, True
 
 
-def _why_bad(found: Record, step: int) -> str:
+def _verification_error(run_record: Record, step: int) -> str:
     """Return why the checkpoint of `step` does not verify; "" if it does."""
     from train.checkpoint.disk import BadCheckpointError, read
 
-    place = step_directory(found.directory, step)
-    if not (place / MARKER).exists():
+    checkpoint = step_directory(run_record.directory, step)
+    if not (checkpoint / MARKER).exists():
         raise TrainError(
-            f"{place} is gone: the job that runs there keeps newer ones by now; verify it again"
+            f"{checkpoint} is gone: the job that runs there keeps newer ones by now; verify it again"
         )
     try:
-        read(place, step)
+        read(checkpoint, step)
     except BadCheckpointError as error:
         return str(error)
     return ""
 
 
-def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Result:
-    """Compute the steps of `part` again, with a checkpoint at each step that has a kept one, and compare."""
+def _replay(
+    run_record: Record, replay_range: ReplayRange, procs: int | None, parent: Path
+) -> Result:
+    """Compute the steps of `replay_range` again, with a checkpoint at each step that has a kept one, and compare."""
     import torch
 
-    start = part.start
+    start = replay_range.start
     facts = [
-        found.environments.get(str(host.get("environment")), {}) for host in start["hosts"].values()
+        run_record.environments.get(str(host.get("environment")), {})
+        for host in start["hosts"].values()
     ]
     on_gpu = any(each.get("device", "cpu") != "cpu" for each in facts)
     if on_gpu and procs is None:
         procs = torch.cuda.device_count() or None
     procs = processes_that_fit(start["settings"], start["world_size"], procs)
     flags = library_flags(facts[0]) if facts else {}
-    replay = Replay(found.directory, place, start, on_gpu, procs)
-    if part.begin:
-        replay.begin_at(part.begin)
-    say(f"replaying steps {part.begin} to {part.end} on {procs} process{'es' if procs > 1 else ''}")
+    replay = Replay(run_record.directory, parent, start, on_gpu, procs)
+    if replay_range.begin:
+        replay.begin_at(replay_range.begin)
+    say(
+        f"replaying steps {replay_range.begin} to {replay_range.end} on {procs} process{'es' if procs > 1 else ''}"
+    )
     differences: list[Difference] = []
 
     def show(line: str) -> None:
@@ -233,107 +240,118 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
         if not line.startswith("step "):
             return
         if not differences:  # they are known after the first step: do not wait for the last one
-            differences = _differences(found, start, replay.directory)
+            differences = _differences(run_record, start, replay.directory)
             if decisive := [str(each) for each in differences if each.rank is Rank.BITS]:
-                say(f"other than on record, which can change bits: {'; '.join(decisive[:_NAMED])}")
+                say(
+                    f"other than on record, which can change bits: {'; '.join(decisive[:_MAX_NAMED])}"
+                )
         print(line, file=sys.stderr, flush=True)
 
-    replay.run(sorted({*part.points, part.end}), flags, show)
-    return _judged(found, part, procs, replay.directory)
+    replay.run(sorted({*replay_range.points, replay_range.end}), flags, show)
+    return _compare_with_record(run_record, replay_range, procs, replay.directory)
 
 
-def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
-    """Compare the record with the replay of `part`.
+def _compare_with_record(
+    run_record: Record, replay_range: ReplayRange, procs: int, replayed: Path
+) -> Result:
+    """Compare the record with the replay of `replay_range`.
 
     If all tensors of a checkpoint are the same, the losses before it were the same when they were computed. So if one
     on record differs, it was changed later.
     """
     losses = record.losses_of(record.rows_of(replayed))
-    other = compare.loss_differences(found.losses, losses)
-    tensors, agreed, damages, weights = 0, part.begin, list[Damage](), list[int]()
-    for point in sorted({*part.points, part.end}):
+    other = compare.loss_differences(run_record.losses, losses)
+    tensors, agreed, damages, weights = 0, replay_range.begin, list[Damage](), list[int]()
+    for point in sorted({*replay_range.points, replay_range.end}):
         damage: list[Damage] = []
-        if point in part.points:
-            count, damage = _compared(found, point, replayed)
+        if point in replay_range.points:
+            count, damage = _compare_checkpoint(run_record, point, replayed)
             tensors += count
             damages += damage
             if all(each.same for each in damage):
                 agreed = point
         if any(agreed < step <= point for step in other):
             break
-        if all(each.same for each in damage) and not _has_its_hash(found, point, replayed):
+        if all(each.same for each in damage) and not _has_recorded_hash(
+            run_record, point, replayed
+        ):
             weights.append(point)
     rows = [step for step in other if step <= agreed]
     loss = next((step for step in other if step > agreed), None)
-    differences = _differences(found, part.start, replayed)
-    compared = len({*found.losses} & {*losses})
-    return Result(part, procs, compared, tensors, loss, damages, differences, rows, weights)
+    differences = _differences(run_record, replay_range.start, replayed)
+    compared = len({*run_record.losses} & {*losses})
+    return Result(replay_range, procs, compared, tensors, loss, damages, differences, rows, weights)
 
 
-def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
+def _has_recorded_hash(run_record: Record, step: int, replayed: Path) -> bool:
     """Return True if the weights of `step` have the hash in the manifest, or if the manifest has no hash of them."""
     from train.checkpoint.disk import unpickle
     from train.training.weights import weights_sha256
 
-    if step not in found.weights:
+    if step not in run_record.weights:
         return True
     model = unpickle(step_directory(replayed, step) / "model.pt")
-    return weights_sha256(model) == found.weights[step]
+    return weights_sha256(model) == run_record.weights[step]
 
 
-def _differences(found: Record, start: Start, replayed: Path) -> list[Difference]:
+def _differences(run_record: Record, start: Start, replayed: Path) -> list[Difference]:
     """Return the differences between the origin of a start and the replay's in `replayed`."""
     manifest = read_manifest(replayed)
     now: Start = manifest["starts"][-1]
     # A thread hashes the data during the first steps. Until then, count it as the same.
     now = now if now.get("data") else {**now, "data": start.get("data")}
-    origins = Origin(start, found.environments), Origin(now, manifest["environments"])
+    origins = Origin(start, run_record.environments), Origin(now, manifest["environments"])
     return compare.environment_differences(*origins)
 
 
-def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damage]]:
+def _compare_checkpoint(run_record: Record, step: int, replayed: Path) -> tuple[int, list[Damage]]:
     """Return how many tensors the checkpoint of `step` has, and its differences from the replay."""
     import torch
 
     from train.checkpoint.disk import unpickle
 
-    kept, mine = step_directory(found.directory, step), step_directory(replayed, step)
-    model = unpickle(mine / "model.pt")
+    recorded, recomputed = (
+        step_directory(run_record.directory, step),
+        step_directory(replayed, step),
+    )
+    model = unpickle(recomputed / "model.pt")
     count = sum(isinstance(value, torch.Tensor) for value in model.values())
-    unverified, what = _why_bad(found, step), list[str]()
+    unverified, differences = _verification_error(run_record, step), list[str]()
     for name in _FILES:
         try:
-            difference = compare.tensor_differences(kept / name, mine / name)
+            difference = compare.tensor_differences(recorded / name, recomputed / name)
         except FileNotFoundError:
             raise TrainError(
-                f"{kept / name} is gone: the job that runs there keeps newer ones by now; verify it again"
+                f"{recorded / name} is gone: the job that runs there keeps newer ones by now; verify it again"
             ) from None
         except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
-            what.append(f"{name} cannot be read: {error}")
+            differences.append(f"{name} cannot be read: {error}")
             continue
         if difference is not None:
-            what.append(f"{name} differs in {difference}")
-    if what or not unverified:
-        return count, [Damage(step, each, unverified) for each in what]
-    told = f"{unverified}; its tensors are those of the replay"
-    if all(filecmp.cmp(kept / name, mine / name, shallow=False) for name in _FILES):
-        told = f"{MARKER} was changed: {' and '.join(_FILES)} are those of the replay"
-    return count, [Damage(step, told, unverified, same=True)]
+            differences.append(f"{name} differs in {difference}")
+    if differences or not unverified:
+        return count, [Damage(step, each, unverified) for each in differences]
+    difference_of_files = f"{unverified}; its tensors are those of the replay"
+    if all(filecmp.cmp(recorded / name, recomputed / name, shallow=False) for name in _FILES):
+        difference_of_files = (
+            f"{MARKER} was changed: {' and '.join(_FILES)} are those of the replay"
+        )
+    return count, [Damage(step, difference_of_files, unverified, same=True)]
 
 
 def _verdict(result: Result) -> Iterator[str]:
     """Yield the verdict in one line, then the other facts."""
-    part = result.part
-    steps = f"steps {part.begin} to {part.end}"
+    replay_range = result.replay_range
+    steps = f"steps {replay_range.begin} to {replay_range.end}"
     on = f"on {result.processes} process{'es' if result.processes > 1 else ''}"
     if result.identical:
-        tensors = f" and {result.tensors} tensors" if part.points else ""
-        written = part.start["world_size"]
+        tensors = f" and {result.tensors} tensors" if replay_range.points else ""
+        written = replay_range.start["world_size"]
         yield f"identical: {steps}, {result.losses} losses{tensors}, {on} (written on {written})"
-        if (missing := part.end - part.begin - result.losses) > 0:
+        if (missing := replay_range.end - replay_range.begin - result.losses) > 0:
             yield f"not compared: the losses of {missing} of these steps are not on record"
-        if not part.points:
-            yield f"no checkpoint of step {part.end} is kept: no tensors were compared"
+        if not replay_range.points:
+            yield f"no checkpoint of step {replay_range.end} is kept: no tensors were compared"
         return
     facts = [str(damage) for damage in result.damages]
     if result.loss is not None:
@@ -358,23 +376,28 @@ def _verdict(result: Result) -> Iterator[str]:
 
 
 def _as_json(result: Result, lines: Sequence[str]) -> Mapping[str, Any]:
-    part = result.part
+    replay_range = result.replay_range
     return {
         "identical": result.identical,
         "verdict": lines,
-        "from": part.begin,
-        "to": part.end,
+        "from": replay_range.begin,
+        "to": replay_range.end,
         "losses": result.losses,
         "tensors": result.tensors,
         "processes": result.processes,
-        "written_on": part.start["world_size"],
-        "border": part.border,
+        "written_on": replay_range.start["world_size"],
+        "border": replay_range.border,
         "first_loss": result.loss,
         "changed_rows": list(result.rows),
         "changed_weights": list(result.weights),
         "checkpoints": [dataclasses.asdict(damage) for damage in result.damages],
         "differences": [
-            {"bits": compare.LABELS[each.rank], "name": each.name, "was": each.was, "now": each.now}
+            {
+                "bits": compare.LABELS[each.rank],
+                "name": each.name,
+                "was": each.first,
+                "now": each.second,
+            }
             for each in result.differences
         ],
     }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 MOST_ROWS = 12  # the most rows of each Rank in a table
 _WIDTH = 40  # the most characters of a value in a table
-_NONE = "-"
+_MISSING = "-"
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -34,18 +34,18 @@ LABELS = {Rank.BITS: "changes bits", Rank.MAY: "may", Rank.NO: "does not"}
 class Difference(NamedTuple):
     """One thing that differs.
 
-    `was`, `now`: the values for people, "-" for none. `said`: the words that name it as the cause, if these are not
+    `first`, `second`: the values for people, "-" for none. `cause`: the words that name it as the cause, if these are not
     `name: was -> now`.
     """
 
     rank: Rank
     name: str
-    was: str
-    now: str
-    said: str = ""
+    first: str
+    second: str
+    cause: str = ""
 
     def __str__(self) -> str:
-        return self.said or f"{self.name}: {_short(self.was, 80)} -> {_short(self.now, 80)}"
+        return self.cause or f"{self.name}: {_short(self.first, 80)} -> {_short(self.second, 80)}"
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ class TensorDifference(NamedTuple):
         return f"{self.name}: {parts}{more}"
 
 
-def environment_differences(was: Origin, now: Origin) -> list[Difference]:
+def environment_differences(first: Origin, second: Origin) -> list[Difference]:
     """Return all differences: first the ones that change bits, and in each Rank the likeliest cause first.
 
     It does not match hosts with each other. For each fact, it compares the sets of values on all hosts.
     """
     found = [
-        *_settings(was.start, now.start),
-        *_data(was.start, now.start),
-        *_code(was, now),
-        *_environments(was, now),
-        *_placement(was.start, now.start),
+        *_settings(first.start, second.start),
+        *_data(first.start, second.start),
+        *_code(first, second),
+        *_environments(first, second),
+        *_placement(first.start, second.start),
     ]
     once: dict[str, Difference] = {}
     for each in found:
@@ -102,24 +102,26 @@ def environment_differences(was: Origin, now: Origin) -> list[Difference]:
     return sorted(once.values(), key=lambda each: each.rank)
 
 
-def first_loss_difference(was: Mapping[int, float], now: Mapping[int, float]) -> int | None:
+def first_loss_difference(first: Mapping[int, float], second: Mapping[int, float]) -> int | None:
     """Return the first step that both have and whose losses have other bits, or None."""
-    return next(iter(loss_differences(was, now)), None)
+    return next(iter(loss_differences(first, second)), None)
 
 
-def loss_differences(was: Mapping[int, float], now: Mapping[int, float]) -> list[int]:
+def loss_differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[int]:
     """Return the steps that both have and whose losses have other bits."""
-    return [step for step in sorted({*was} & {*now}) if was[step].hex() != now[step].hex()]
+    return [
+        step for step in sorted({*first} & {*second}) if first[step].hex() != second[step].hex()
+    ]
 
 
-def tensor_differences(was: Path, now: Path) -> TensorDifference | None:
+def tensor_differences(first: Path, second: Path) -> TensorDifference | None:
     """Compare two model.pt or optimizer.pt by the bits of their tensors. Returns None if all are the same.
 
     Raises ImportError without torch, OSError, and torch's errors for a file that it cannot load.
     """
     from train.checkpoint.disk import unpickle
 
-    left, right = dict(_leaves(unpickle(was))), dict(_leaves(unpickle(now)))
+    left, right = dict(_leaves(unpickle(first))), dict(_leaves(unpickle(second)))
     names = [*left, *(name for name in right if name not in left)]
     found = [each for name in names if (each := _tensor(name, left, right)) is not None]
     return found[0]._replace(tensors=len(found)) if found else None
@@ -139,7 +141,7 @@ def table(differences: Sequence[Difference], sides: Sequence[str] = ("A", "B")) 
     for rank in Rank:
         ranked = [each for each in differences if each.rank is rank]
         cells += [
-            (LABELS[rank], each.name, _short(each.was), _short(each.now))
+            (LABELS[rank], each.name, _short(each.first), _short(each.second))
             for each in ranked[:MOST_ROWS]
         ]
         if len(ranked) > MOST_ROWS:
@@ -163,14 +165,14 @@ def _cause(differences: Sequence[Difference]) -> str:
 # The start entry: settings, data, code, who took part.
 
 
-def _settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    left, right = _flat(was.get("settings")), _flat(now.get("settings"))
+def _settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
+    left, right = _flat(first.get("settings")), _flat(second.get("settings"))
     names = sorted({*left, *right}, key=lambda name: (name != "seed", name))
     yield from _pairs(Rank.BITS, names, left, right)
 
 
-def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    left, right = _mapping(was.get("data")), _mapping(now.get("data"))
+def _data(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
+    left, right = _mapping(first.get("data")), _mapping(second.get("data"))
     if not left or not right:
         return  # a start that ended before its data files were hashed
     before, after = _data_files(left), _data_files(right)
@@ -184,17 +186,21 @@ def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference
     yield from _pairs(Rank.BITS, ["fingerprint"], left, right, "fingerprint of the data")
 
 
-def _data_file(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _data_file(
+    name: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> Iterator[Difference]:
     """Yield the difference of one data file. Only the ends of a large file were hashed, so if its time differs, its
     content may differ."""
     for key in ("sha256", "size"):
-        if was.get(key) != now.get(key):
-            before, after = (f"{key} {str(each.get(key, _NONE))[:12]}" for each in (was, now))
+        if first.get(key) != second.get(key):
+            before, after = (
+                f"{key} {str(each.get(key, _MISSING))[:12]}" for each in (first, second)
+            )
             yield Difference(Rank.BITS, name, before, after, f"{name} has another {key}")
             return
-    if was.get("partial") and was.get("mtime") != now.get("mtime"):
+    if first.get("partial") and first.get("mtime") != second.get("mtime"):
         said = f"{name} has another time, and only its ends were hashed"
-        yield Difference(Rank.MAY, name, str(was.get("mtime")), str(now.get("mtime")), said)
+        yield Difference(Rank.MAY, name, str(first.get("mtime")), str(second.get("mtime")), said)
 
 
 def _content(facts: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -210,55 +216,56 @@ def _data_files(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {os.path.relpath(path, top): _mapping(facts) for path, facts in files.items()}
 
 
-def _code(was: Origin, now: Origin) -> Iterator[Difference]:
-    if not was.files or not now.files:
-        before, after = (str(each.start.get("code") or _NONE)[:12] for each in (was, now))
+def _code(first: Origin, second: Origin) -> Iterator[Difference]:
+    if not first.files or not second.files:
+        before, after = (str(each.start.get("code") or _MISSING)[:12] for each in (first, second))
         if before != after:
             yield Difference(Rank.BITS, "code", before, after, "the user's code differs")
         return
     differing = [
         path
-        for path in sorted({*was.files, *now.files})
-        if was.files.get(path) != now.files.get(path)
+        for path in sorted({*first.files, *second.files})
+        if first.files.get(path) != second.files.get(path)
     ]
     for path in differing:
         if path.startswith("code/"):
             name = path.removeprefix("code/")
-            yield _code_line(name, was.files.get(path), now.files.get(path))
+            yield _code_line(name, first.files.get(path), second.files.get(path))
     ours = [path for path in differing if path.startswith("train/")]
     if ours:
         said = f"ddpgen's own training module differs in {', '.join(ours[:3])}"
-        yield Difference(Rank.BITS, "train/", _NONE, f"{len(ours)} other files", said)
+        yield Difference(Rank.BITS, "train/", _MISSING, f"{len(ours)} other files", said)
 
 
-def _code_line(name: str, was: bytes | None, now: bytes | None) -> Difference:
+def _code_line(name: str, first: bytes | None, second: bytes | None) -> Difference:
     """Return the difference of one file of the user's code: its first line that differs."""
-    if was is None or now is None:
+    if first is None or second is None:
         return Difference(
-            Rank.BITS, name, *(_NONE if each is None else "there" for each in (was, now))
+            Rank.BITS, name, *(_MISSING if each is None else "there" for each in (first, second))
         )
-    if b"\0" in was + now:
+    if b"\0" in first + second:
         said = f"{name} has other content"
-        return Difference(Rank.BITS, name, f"{len(was)} bytes", f"{len(now)} bytes", said)
-    lines = [content.decode("utf-8", "replace").splitlines() for content in (was, now)]
+        return Difference(Rank.BITS, name, f"{len(first)} bytes", f"{len(second)} bytes", said)
+    lines = [content.decode("utf-8", "replace").splitlines() for content in (first, second)]
     number = next(
         (i for i, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]),
         min(map(len, lines)),
     )
-    before, after = (each[number].strip() if number < len(each) else _NONE for each in lines)
+    before, after = (each[number].strip() if number < len(each) else _MISSING for each in lines)
     return Difference(Rank.BITS, f"{name}:{number + 1}", before, after)
 
 
-def _placement(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _placement(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the differences of the hosts and processes. They change bits only if gradients are added in the order of
     the ranks."""
     free = all(
-        _mapping(each.get("settings")).get("reduction", "tree") == "tree" for each in (was, now)
+        _mapping(each.get("settings")).get("reduction", "tree") == "tree"
+        for each in (first, second)
     )
     rank = Rank.NO if free else Rank.BITS
-    yield from _pairs(rank, ["world_size", "shares"], was, now)
-    yield from _pairs(Rank.NO, ["tier"], was, now)
-    left, right = ({"hosts": sorted(_hosts(each)), "nic": _nics(each)} for each in (was, now))
+    yield from _pairs(rank, ["world_size", "shares"], first, second)
+    yield from _pairs(Rank.NO, ["tier"], first, second)
+    left, right = ({"hosts": sorted(_hosts(each)), "nic": _nics(each)} for each in (first, second))
     yield from _pairs(Rank.NO, ["hosts", "nic"], left, right)
 
 
@@ -271,9 +278,9 @@ _DECIDES = (
 )  # fmt: skip
 
 
-def _environments(was: Origin, now: Origin) -> Iterator[Difference]:
-    left, right = _facts(was), _facts(now)
-    used = _imported(was) | _imported(now)
+def _environments(first: Origin, second: Origin) -> Iterator[Difference]:
+    left, right = _facts(first), _facts(second)
+    used = _imported(first) | _imported(second)
     tops = {name: name.partition(".")[0] for name in sorted({*left, *right})}
     for top in _DECIDES:
         for name in (name for name in tops if tops[name] == top):
@@ -286,7 +293,7 @@ def _environments(was: Origin, now: Origin) -> Iterator[Difference]:
     if operations:
         names = ", ".join(name.removeprefix("bits.") for name in operations)
         yield Difference(
-            Rank.BITS, "bit probe", _NONE, names, f"the hosts compute other bits in {names}"
+            Rank.BITS, "bit probe", _MISSING, names, f"the hosts compute other bits in {names}"
         )
 
 
@@ -324,12 +331,12 @@ def _nics(start: Mapping[str, Any]) -> list[str]:
 def _pairs(
     rank: Rank,
     names: Iterable[str],
-    was: Mapping[str, Any],
-    now: Mapping[str, Any],
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
     shown: str = "",
 ) -> Iterator[Difference]:
     for name in names:
-        before, after = was.get(name), now.get(name)
+        before, after = first.get(name), second.get(name)
         if before != after:
             yield Difference(rank, shown or name, _shown(before, after), _shown(after, before))
 
@@ -340,7 +347,11 @@ def _shown(value: Any, other: Any = None) -> str:
         known = other if isinstance(other, list) else []
         value = " ".join(each for each in value if each not in known)
     return (
-        _NONE if value is None or value == "" else value if isinstance(value, str) else repr(value)
+        _MISSING
+        if value is None or value == ""
+        else value
+        if isinstance(value, str)
+        else repr(value)
     )
 
 
@@ -358,8 +369,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _short(text: str, most: int = _WIDTH) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def _short(text: str, limit: int = _WIDTH) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 # Tensors.
@@ -383,8 +394,8 @@ def _tensor(
 ) -> TensorDifference | None:
     import torch
 
-    def differs(what: str) -> TensorDifference:
-        return TensorDifference(name, 0, 0, 0.0, what, 1)
+    def differs(reason: str) -> TensorDifference:
+        return TensorDifference(name, 0, 0, 0.0, reason, 1)
 
     if name not in left or name not in right:
         return differs("is in the first only" if name in left else "is in the second only")

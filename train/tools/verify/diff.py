@@ -56,7 +56,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """The result of a comparison. `step`: the first step whose losses differ, or None. `losses`: both losses of it."""
 
     same: bool
@@ -92,7 +92,7 @@ class Found:
             "losses": as_json_value(list(self.losses)),
             "weights": weights,
             "differences": [
-                {"bits": LABELS[each.rank], "name": each.name, "a": each.was, "b": each.now}
+                {"bits": LABELS[each.rank], "name": each.name, "a": each.first, "b": each.second}
                 for each in self.differences
             ],
         }
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if found.same else 1
 
 
-def diff(a: Path, b: Path) -> Found:
+def diff(a: Path, b: Path) -> Comparison:
     """Compare two of a kind. Raises TrainError if they cannot be read or compared."""
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
@@ -140,7 +140,7 @@ def _kind(path: Path) -> str:
     return "checkpoint" if (path / MARKER).exists() else "checkpoint directory"
 
 
-def _runs(a: Path, b: Path) -> Found:
+def _runs(a: Path, b: Path) -> Comparison:
     manifests = [provenance.read_manifest(each) for each in (a, b)]
     losses = [_losses(each) for each in (a, b)]
     common = losses[0].keys() & losses[1].keys()
@@ -171,10 +171,10 @@ def _runs(a: Path, b: Path) -> Found:
             said += f"; but A ends at step {ends[0]}, B at step {ends[1]}"
     same = parted == math.inf and ends[0] == ends[1]
     at_step = [each[step] for each in losses] if step is not None else ()
-    return Found(same, said, differences, step, at_step, weights)
+    return Comparison(same, said, differences, step, at_step, weights)
 
 
-def _checkpoints(a: Path, b: Path) -> Found:
+def _checkpoints(a: Path, b: Path) -> Comparison:
     markers = [_marker(each) for each in (a, b)]
     steps = [marker.get("step") for marker in markers]
     if type(steps[0]) is not int or steps[0] != steps[1]:
@@ -188,13 +188,15 @@ def _checkpoints(a: Path, b: Path) -> Found:
     weights = _weights(steps[0], a, b)
     differences = environment_differences(*_origins((a.parent, b.parent), starts, markers))
     if weights is None:
-        return Found(True, f"the weights of step {steps[0]} are the same to the bit", differences)
+        return Comparison(
+            True, f"the weights of step {steps[0]} are the same to the bit", differences
+        )
     fact = f"the weights of step {steps[0]} differ"
     said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
-    return Found(False, said, differences, weights=weights)
+    return Comparison(False, said, differences, weights=weights)
 
 
-def _manifests(a: Path, b: Path) -> Found:
+def _manifests(a: Path, b: Path) -> Comparison:
     manifests = [provenance.load(path) for path in (a, b)]
     starts = [manifest["starts"][-1] for manifest in manifests]
     differences = environment_differences(*_origins((a.parent, b.parent), starts, manifests))
@@ -204,9 +206,9 @@ def _manifests(a: Path, b: Path) -> Found:
         same = weights[0] == weights[1]
         fact = f"the weights of step {steps[0]} differ"
     if not same:
-        return Found(False, verdict(fact, differences)[0], differences)
+        return Comparison(False, verdict(fact, differences)[0], differences)
     what = f"the weights of step {steps[0]} are" if all(weights) else "the newest starts are"
-    return Found(True, f"{what} the same", differences)
+    return Comparison(True, f"{what} the same", differences)
 
 
 # What is read.
@@ -241,14 +243,14 @@ def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
 
 
 def _origins(
-    places: Sequence[Path], starts: Sequence[Any], manifests: Sequence[Mapping[str, Any]]
+    directories: Sequence[Path], starts: Sequence[Any], manifests: Sequence[Mapping[str, Any]]
 ) -> list[Origin]:
     """Return the origin of each run. `places`: the checkpoint directories. The bundles count only if both keep one."""
     names = [start["bundle"] for start in starts]
-    kept = [bundle.archive_path(*pair).is_file() for pair in zip(places, names, strict=True)]
+    kept = [bundle.archive_path(*pair).is_file() for pair in zip(directories, names, strict=True)]
     files: list[Mapping[str, bytes]] = [{}, {}]
     if all(kept):
-        packed = [bundle.contents(*pair) for pair in zip(places, names, strict=True)]
+        packed = [bundle.contents(*pair) for pair in zip(directories, names, strict=True)]
         files = [{path: content for path, (content, _) in each.items()} for each in packed]
     known = [manifest.get("environments", {}) for manifest in manifests]
     return [Origin(*each) for each in zip(starts, known, files, strict=True)]
@@ -285,11 +287,11 @@ def _as_written(model: Path) -> bool:
     return isinstance(listed, dict) and listed.get("sha256") == digest
 
 
-def _marker(place: Path) -> Mapping[str, Any]:
+def _marker(checkpoint: Path) -> Mapping[str, Any]:
     try:
-        found = typed.parse(dict, read_file(place / MARKER, _MARKER_BYTES))
+        found = typed.parse(dict, read_file(checkpoint / MARKER, _MARKER_BYTES))
     except OSError as error:
-        raise TrainError(f"{place / MARKER} cannot be read: {error.strerror}") from None
+        raise TrainError(f"{checkpoint / MARKER} cannot be read: {error.strerror}") from None
     if found is None:
-        raise TrainError(f"{place / MARKER} is damaged: it is no whole JSON")
+        raise TrainError(f"{checkpoint / MARKER} is damaged: it is no whole JSON")
     return found

@@ -25,7 +25,7 @@ from train.tools.report import history
 class Record:
     """The record in a checkpoint directory.
 
-    `losses`, `starts`: each step's loss and start, from the row that counts. `kept`: the steps of the checkpoints,
+    `losses`, `starts`: each step's loss and start, from the row that counts. `checkpoint_steps`: those of the checkpoints,
     ascending. `weights`: the hash of the weights at each step at which a start ended.
     """
 
@@ -33,16 +33,16 @@ class Record:
     losses: Mapping[int, float]
     starts: Mapping[int, Start]
     environments: Mapping[str, Mapping[str, Any]]
-    kept: Sequence[int]
+    checkpoint_steps: Sequence[int]
     weights: Mapping[int, str] = field(default_factory=dict)
 
     def before(self, step: int) -> int | None:
         """Return the step of the newest checkpoint before `step`, or None."""
-        return max((kept for kept in self.kept if kept < step), default=None)
+        return max((kept for kept in self.checkpoint_steps if kept < step), default=None)
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplayRange:
     """Steps that one replay computes: after the checkpoint of `begin` (0: a fresh start) up to `end`.
 
     `start`: the start that computed the last of them. `points`: the steps of the kept checkpoints on the way.
@@ -56,7 +56,7 @@ class Part:
     border: str = ""
 
 
-def read(directory: Path) -> Record:
+def read_record(directory: Path) -> Record:
     """Read the record in `directory`. Raises TrainError."""
     if read_status(directory) is not None and not (directory / MANIFEST).exists():
         raise TrainError(
@@ -105,7 +105,7 @@ def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
 def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, int]:
     """Return the range that `--from` and `--steps` mean: the step before the first one, and the last one. Raises
     Refusal."""
-    kept, newest = record.kept, max(record.losses)
+    kept, newest = record.checkpoint_steps, max(record.losses)
     if begin is not None and begin not in (0, *kept):
         there = ", ".join(map(str, (0, *kept)))
         raise Refusal(EXIT_USAGE, f"--from={begin}: there is no such checkpoint; there is {there}")
@@ -121,7 +121,7 @@ def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, i
     return begin, end
 
 
-def part(record: Record, begin: int, end: int) -> Part:
+def replay_range(record: Record, begin: int, end: int) -> ReplayRange:
     """Return the part of these steps that one replay can compute. Raises TrainError."""
     first: Start | None = None
     last, border = begin, ""
@@ -130,7 +130,7 @@ def part(record: Record, begin: int, end: int) -> Part:
             border = f"manifest.json has no entry for the start that computed step {step}"
             break
         first = first or start
-        if why := _other(record.directory, first, start):
+        if why := _change_between(record.directory, first, start):
             border = f"from step {step} on the run had {why}"
             break
         last, newest = step, start
@@ -138,10 +138,12 @@ def part(record: Record, begin: int, end: int) -> Part:
         why = border or "its loss is not on record"
         raise TrainError(f"step {begin + 1} cannot be replayed: {why}")
     last = last if border else end
-    return Part(begin, last, newest, [k for k in record.kept if begin < k <= last], border)
+    return ReplayRange(
+        begin, last, newest, [k for k in record.checkpoint_steps if begin < k <= last], border
+    )
 
 
-def _other(directory: Path, first: Start, start: Start) -> str:
+def _change_between(directory: Path, first: Start, start: Start) -> str:
     """Return what `start` has that `first` has not: other settings, code or training module; "" if they agree."""
     if changed := differences(first["settings"], start["settings"]):
         return f"other settings: {'; '.join(changed)}"

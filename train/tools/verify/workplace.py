@@ -30,28 +30,28 @@ from train.run.status import read_status
 
 LOCK = "environment.lock"
 BUNDLE, CHECKPOINTS = "bundle", "checkpoints"
-_TOLD = 20  # how many lines of a failed replay to show
+_TAIL_LINES = 20  # how many lines of a failed replay to show
 _PINNED = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
 
 
 @contextlib.contextmanager
-def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
+def workplace(directory: Path, keep_in: Path | None) -> Iterator[Path]:
     """Make and yield a directory next to the checkpoint directory, and remove it at the end.
 
-    If that cannot be written, use the directory for temporary files. `kept`: use this directory instead, and keep it.
-    Raises Refusal when `kept` is in use, and OSError.
+    If that cannot be written, use the directory for temporary files. `keep_in`: use this directory instead, and keep it.
+    Raises Refusal when `keep_in` is in use, and OSError.
     """
-    if kept is not None:
-        if kept.exists() and any(path.name != BUNDLE for path in kept.iterdir()):
+    if keep_in is not None:
+        if keep_in.exists() and any(path.name != BUNDLE for path in keep_in.iterdir()):
             raise Refusal(
-                EXIT_USAGE, f"{kept} is not empty; name a directory that is not there yet"
+                EXIT_USAGE, f"{keep_in} is not empty; name a directory that is not there yet"
             )
-        kept.mkdir(parents=True, exist_ok=True)
+        keep_in.mkdir(parents=True, exist_ok=True)
         try:
-            yield kept
+            yield keep_in
         finally:
             with contextlib.suppress(OSError):
-                kept.rmdir()  # only if it is still empty
+                keep_in.rmdir()  # only if it is still empty
         return
     prefix = f".{directory.name}.verify-"
     try:  # the run's disk usually has more room than the one for temporary files
@@ -64,34 +64,34 @@ def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def unpack(directory: Path, start: Start, place: Path) -> Path:
-    """Unpack the bundle of `start` in `place`, and return its path. Raises Refusal when something else is there,
+def unpack(directory: Path, start: Start, parent: Path) -> Path:
+    """Unpack the bundle of `start` in `parent`, and return its path. Raises Refusal when something else is there,
     TrainError, OSError."""
-    there = place / BUNDLE
+    target = parent / BUNDLE
     if not start["bundle"]:
         raise TrainError(
             f"the start of {directory} at step {start['from_step']} did not come from a bundle, so its code is not kept; "
             "start the job by ddpgen launch, and a later start can be replayed"
         )
-    if there.exists() and bundle.name_of(there) != start["bundle"]:
+    if target.exists() and bundle.name_of(target) != start["bundle"]:
         raise Refusal(
-            EXIT_USAGE, f"{there} is something else; name a directory that is not there yet"
+            EXIT_USAGE, f"{target} is something else; name a directory that is not there yet"
         )
-    bundle.unpack(directory, start["bundle"], there)
-    return there
+    bundle.unpack(directory, start["bundle"], target)
+    return target
 
 
 class Replay:
-    """The steps of one part of a run, computed again in `place` by `procs` processes."""
+    """The steps of one part of a run, computed again below `parent` by `procs` processes."""
 
     def __init__(
-        self, directory: Path, place: Path, start: Start, on_gpu: bool, procs: int
+        self, directory: Path, parent: Path, start: Start, on_gpu: bool, procs: int
     ) -> None:
         """Unpack the bundle of `start`. Raises TrainError, OSError."""
         check_workload(start["argv"])
         self._run, self._start, self._procs = directory, start, procs
-        self._bundle = unpack(directory, start, place)
-        self.directory = place / CHECKPOINTS / directory.name
+        self._bundle = unpack(directory, start, parent)
+        self.directory = parent / CHECKPOINTS / directory.name
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._backend = "auto" if on_gpu else "gloo"
@@ -106,7 +106,7 @@ class Replay:
         """Compute up to the last of `points`, with a checkpoint at each. `flags`: the run's environment variables for
         libraries. Raises TrainError."""
         argv, environment = self._command(points), self._environment(flags)
-        tail: deque[str] = deque(maxlen=_TOLD)
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
         with subprocess.Popen(
             argv,
             cwd=self._bundle,
@@ -199,15 +199,15 @@ def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
         shutil.copyfile(checkpoint / name, target / name)
 
 
-def processes_that_fit(settings: Mapping[str, Any], world_size: int, wanted: int | None) -> int:
-    """Return how many processes compute the replay: `wanted`, else as many as fit this host. Raises Refusal."""
+def processes_that_fit(settings: Mapping[str, Any], world_size: int, requested: int | None) -> int:
+    """Return how many processes compute the replay: `requested`, else as many as fit this host. Raises Refusal."""
     most = int(settings["global_batch_size"]) // int(settings["micro_batch_size"])
-    if wanted is not None:
-        if not 1 <= wanted <= most:
+    if requested is not None:
+        if not 1 <= requested <= most:
             raise Refusal(
-                EXIT_USAGE, f"--procs={wanted}: a step has {most} micro-batches, so 1 to {most}"
+                EXIT_USAGE, f"--procs={requested}: a step has {most} micro-batches, so 1 to {most}"
             )
-        return wanted
+        return requested
     if settings["reduction"] != "tree":
         return world_size
     has_list = hasattr(os, "sched_getaffinity")

@@ -26,8 +26,8 @@ class Queue(Controller):
         super().__init__("7")
         self._states = states
 
-    def state_of(self, other: str) -> str | None:
-        return self._states.get(other)
+    def state_of(self, job: str) -> str | None:
+        return self._states.get(job)
 
 
 def mine(place: Path, requeue_count: int = 0, job: str = "7") -> Directory:

@@ -13,7 +13,7 @@ import pytest
 from train.launch.slurm.directory import Directory
 from train.launch.slurm.job import (
     Controller,
-    Shown,
+    JobRecord,
     State,
     environment,
     is_over,
@@ -73,19 +73,19 @@ def shown(state: str = "RUNNING", **more: str) -> str:
     ],
 )
 def test_what_slurm_means_to_do_with_the_job(text: str, meant: State) -> None:
-    assert state(Shown.parse(text, "7"), requeue_count=0) is meant
+    assert state(JobRecord.parse(text, "7"), requeue_count=0) is meant
 
 
 def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
     array = "ArrayJobId=7 ArrayTaskId={} "
     text = shown(id="8", array=array.format(0)) + shown("PENDING", array=array.format(1))
-    first, second = Shown.parse(text, "8"), Shown.parse(text, "7")
+    first, second = JobRecord.parse(text, "8"), JobRecord.parse(text, "7")
     assert first is not None
     assert second is not None
     assert (first.name, first.index, first.fields["JobState"]) == ("7_0", "0", "RUNNING")
     assert (second.name, second.index, second.fields["JobState"]) == ("7_1", "1", "PENDING")
-    assert Shown.parse(text, "7_0") == first
-    assert Shown.parse(text, "9") is None
+    assert JobRecord.parse(text, "7_0") == first
+    assert JobRecord.parse(text, "9") is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
     ],
 )
 def test_the_name_of_a_job_cannot_lie(name: str) -> None:
-    parsed = Shown.parse(shown(name=name), "7")
+    parsed = JobRecord.parse(shown(name=name), "7")
     assert parsed is not None
     assert (state(parsed, 0), parsed.name, parsed.index) == (State.RUNNING, "7", "")
 
@@ -229,10 +229,10 @@ def test_a_node_whose_name_slurm_alone_knows_has_an_address(
     [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:30", 86430), ("UNLIMITED", None), ("", None)],
 )
 def test_a_jobs_own_limits_are_read_from_what_slurm_says(limit: str, seconds: int | None) -> None:
-    of_job = Shown.parse(shown().replace("TimeLimit=02:00:00", f"TimeLimit={limit}"), "7")
+    of_job = JobRecord.parse(shown().replace("TimeLimit=02:00:00", f"TimeLimit={limit}"), "7")
     assert of_job is not None
     assert (of_job.time_limit_s, of_job.comes_back) == (seconds, True)
-    forbidden = Shown.parse(shown().replace("Requeue=1", "Requeue=0"), "7")
+    forbidden = JobRecord.parse(shown().replace("Requeue=1", "Requeue=0"), "7")
     assert forbidden is not None
     assert not forbidden.comes_back
 
