@@ -25,6 +25,8 @@ def current(text: str) -> str:
 def excerpt(name: str) -> str:
     name, _, part = name.partition("#")
     text = (ROOT / name).read_text()
+    if part and name.endswith(".sh"):
+        return text[text.index(f"\n# --- {part}") + 1 :]
     if part:
         return text[text.index(f"\n{part}:") + 1 :]
     if name.endswith(".yaml"):
