@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpgen.driver.wording import printable
 
-MOST_SHOWN = 50  # lines of findings; with more, a reader starts at the top anyway
+MAX_SHOWN = 50  # lines of findings; with more, a reader starts at the top anyway
 
 
 class Position(NamedTuple):
@@ -24,17 +24,17 @@ class Position(NamedTuple):
 class Finding(NamedTuple):
     """One fault of a spec: its position, the path of its field, the fault and the remedy."""
 
-    place: Position
+    position: Position
     path: str
-    what: str
+    problem: str
     remedy: str
     fatal: bool = True
 
     def line(self, filename: str) -> str:
         kind = "" if self.fatal else "warning: "
         path = f"{_short(self.path, 100)}: " if self.path else ""
-        where = f"{filename}:{self.place.line}:{self.place.column}"
-        line = f"{where}: {kind}{path}{_short(self.what, 400)}; {_short(self.remedy, 400)}"
+        location = f"{filename}:{self.position.line}:{self.position.column}"
+        line = f"{location}: {kind}{path}{_short(self.problem, 400)}; {_short(self.remedy, 400)}"
         return printable(line)
 
 
@@ -94,9 +94,9 @@ class FileTroubleError(DdpgenError):
 def report(filename: str, findings: Iterable[Finding]) -> list[str]:
     """Return the findings as lines, sorted by position, each once, and at most the first MOST_SHOWN."""
     lines = list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))
-    more = len(lines) - MOST_SHOWN
-    return [*lines[:MOST_SHOWN], f"and {more} more"] if more > 0 else lines
+    more = len(lines) - MAX_SHOWN
+    return [*lines[:MAX_SHOWN], f"and {more} more"] if more > 0 else lines
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -43,13 +43,15 @@ def explained(guide: str, codes: Sequence[str], width: int) -> str:
 
     Raises Refused for a code that is not in the guide.
     """
-    known = sections(guide)
+    texts = sections(guide)
     for code in codes:
-        if code.upper() not in known:
-            more = "`ddpgen explain` lists all codes"
-            raise Refused(f"there is no code {show(code)}", did_you_mean(code, tuple(known), more))
-    wanted = dict.fromkeys(code.upper() for code in codes)
-    return "\n\n\n".join(_plain(code, known[code], width) for code in wanted)
+        if code.upper() not in texts:
+            fallback = "`ddpgen explain` lists all codes"
+            raise Refused(
+                f"there is no code {show(code)}", did_you_mean(code, tuple(texts), fallback)
+            )
+    wanted_codes = dict.fromkeys(code.upper() for code in codes)
+    return "\n\n\n".join(_plain(code, texts[code], width) for code in wanted_codes)
 
 
 def _plain(code: str, section: Section, width: int) -> str:

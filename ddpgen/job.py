@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpgen import __version__
 from ddpgen.adopt import program
 from ddpgen.bundle import code, lock, source
-from ddpgen.driver.wording import some
+from ddpgen.driver.wording import first_names
 from ddpgen.errors import (
     Finding,
     SpecInvalidError,
@@ -27,10 +27,10 @@ from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers import command
-from ddpgen.tiers.registry import FIRST, MODELS, TIERS, read
+from ddpgen.tiers.registry import DEFAULT_TIER, MODELS, TIERS, read
 
 if TYPE_CHECKING:
-    from ddpgen.bundle.write import Written
+    from ddpgen.bundle.write import WriteResult
     from ddpgen.render import Artefact
     from ddpgen.spec.job import JobSpec
 
@@ -50,7 +50,7 @@ class Rendered(NamedTuple):
     """The result of write_bundle(), with warnings about the files that it gathered."""
 
     artefacts: list[Artefact]
-    written: Written
+    written: WriteResult
     warnings: list[Finding]
 
 
@@ -67,7 +67,7 @@ def load(path: str) -> dict[str, Reading]:
     _log.debug(f"read {path}: a spec for {', '.join(readings)}")
     for tier, reading in readings.items():
         if image := lock.container(reading.job, path):
-            _log.debug(f"{tier} runs in the container {image}, which {lock.place(path)} names")
+            _log.debug(f"{tier} runs in the container {image}, which {lock.path(path)} names")
             readings[tier] = reading._replace(job=TIERS[tier].contained(reading.job, image))
     return readings
 
@@ -99,11 +99,11 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
         return
     from ddpgen import guide, resources
 
-    known = tuple(guide.sections(resources.document(guide.GUIDE)))
-    for wanted in job.preflight.ignore:
-        if wanted not in known:
-            remedy = did_you_mean(wanted, known, "`ddpgen explain` lists all codes")
-            yield Conflict(("preflight.ignore",), f"there is no code {wanted}", remedy)
+    known_codes = tuple(guide.sections(resources.document(guide.GUIDE)))
+    for ignored in job.preflight.ignore:
+        if ignored not in known_codes:
+            remedy = did_you_mean(ignored, known_codes, "`ddpgen explain` lists all codes")
+            yield Conflict(("preflight.ignore",), f"there is no code {ignored}", remedy)
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
@@ -112,7 +112,7 @@ def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
         return [name for name in TIERS if name in readings]
     if target not in readings:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
-        if target == FIRST:
+        if target == DEFAULT_TIER:
             message = (
                 f"the spec has no targets.{target}, and without one its job does not fit on one machine; "
                 f"write targets: {{{target}: {{nodes: 1}}}}, with what else is to differ here"
@@ -134,9 +134,9 @@ def artefacts(
     return rendered
 
 
-def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
+def output_directory(readings: Mapping[str, Reading], options: Render) -> Path:
     """Return the directory for the bundle: -o, or build/<name> below the working directory."""
-    return how.output or Path("build", next(iter(readings.values())).job.name)
+    return options.output or Path("build", next(iter(readings.values())).job.name)
 
 
 def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> Path:
@@ -144,42 +144,42 @@ def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> 
 
     build/<name> is looked for below the working directory, and then below the spec's directory.
     """
-    here = output_directory(readings, Render(output=output))
-    below_spec = Path(next(iter(readings.values())).filename).parent / here
-    found = below_spec if output is None and not here.exists() and below_spec.exists() else here
-    _log.debug(f"the bundle is {found}, which {'exists' if found.exists() else 'is not there'}")
-    return found
+    bundle = output_directory(readings, Render(output=output))
+    below_spec = Path(next(iter(readings.values())).filename).parent / bundle
+    bundle = below_spec if not (output or bundle.exists()) and below_spec.exists() else bundle
+    _log.debug(f"the bundle is {bundle}, which {'exists' if bundle.exists() else 'is not there'}")
+    return bundle
 
 
 def write_bundle(
-    readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, how: Render
+    readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, options: Render
 ) -> Rendered:
     """Render `tiers` and write the bundle. Raises the errors of every step."""
     from ddpgen.bundle import write
     from ddpgen.resources import resource
 
-    rendered = artefacts(readings, tiers, how.templates)
-    directory = output_directory(readings, how)
+    rendered = artefacts(readings, tiers, options.templates)
+    directory = output_directory(readings, options)
     jobs = [readings[tier].job for tier in tiers]
     for tier in tiers:
         _refuse_checkpoints_inside(directory, readings[tier])
     write.refuse_inside_another(directory)
     checkpoints = {job.checkpoint.path or "checkpoints" for job in jobs}
-    ours = [directory, directory.parent / ".submitted"]
-    ours += [directory.parent / path for path in sorted(checkpoints)]
-    if how.output is None:
+    own_paths = [directory, directory.parent / ".submitted"]
+    own_paths += [directory.parent / path for path in sorted(checkpoints)]
+    if options.output is None:
         # The logs of launches from build/. With -o, a directory of this name may be the user's.
-        ours.append(directory.parent / "logs")
-    sources, warnings = _gathered([readings[tier] for tier in tiers], home, ours)
-    code.refuse_too_much(sources, how.limit_mib)
-    _log.debug(f"code of {home}: {some([*sources]) or 'no files'}")
+        own_paths.append(directory.parent / "logs")
+    sources, warnings = _gather([readings[tier] for tier in tiers], home, own_paths)
+    code.refuse_too_much(sources, options.limit_mib)
+    _log.debug(f"code of {home}: {first_names([*sources]) or 'no files'}")
     items = [
         *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
         *write.copied_tree(resource("train"), "train"),
         *(write.Item(name, file=file) for name, file in sources.items()),
     ]
     if any(job.locked for job in jobs):
-        items.append(write.Item(command.LOCK, file=lock.place(readings[tiers[0]].filename)))
+        items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
     facts = {
         "ddpgen": __version__,
         "name": jobs[0].name,
@@ -188,10 +188,10 @@ def write_bundle(
         "spec": {tier: Group(MODELS[tier]).dump(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
-    return Rendered(rendered, write.write(directory, items, facts, how.force), warnings)
+    return Rendered(rendered, write.write(directory, items, facts, options.force), warnings)
 
 
-def _gathered(
+def _gather(
     readings: Sequence[Reading], home: Path, avoid: Sequence[Path]
 ) -> tuple[dict[str, Path], list[Finding]]:
     """Return the files of `code` of all these tiers, by their path in the bundle, and warnings.
@@ -206,31 +206,31 @@ def _gathered(
         if reading.job.code in visited:
             continue
         visited.add(reading.job.code)
-        found = code.gather(reading.job.code, home, avoid)
-        if found.withheld:
-            names = some([_below(file, home) for file in found.withheld])
-            what = f"{names} may hold secrets, and stay out of the bundle"
+        code_files = code.gather(reading.job.code, home, avoid)
+        if code_files.withheld:
+            names = first_names([_relative(file, home) for file in code_files.withheld])
+            problem = f"{names} may hold secrets, and stay out of the bundle"
             remedy = (
                 f"name in code what the job needs of it, and list the rest in {code.IGNORE_FILE}"
             )
-            warnings.append(reading.locate(Conflict(("code",), what, remedy, fatal=False)))
-        for name, file in found.files.items():
+            warnings.append(reading.locate(Conflict(("code",), problem, remedy, fatal=False)))
+        for name, file in code_files.files.items():
             owner = owners.setdefault(name, reading)
             if gathered.setdefault(name, file).resolve() != file.resolve():
-                what = (
-                    f"{name} of the bundle would be {_below(file, home)} for {reading.tier}, and "
-                    f"{_below(gathered[name], home)} for {owner.tier}"
+                problem = (
+                    f"{name} of the bundle would be {_relative(file, home)} for {reading.tier}, and "
+                    f"{_relative(gathered[name], home)} for {owner.tier}"
                 )
                 remedy = (
                     "rename one, or render each of these tiers into a bundle of its own: "
                     f"--target {reading.tier} -o DIR"
                 )
-                conflict = Conflict(("code",), what, remedy)
+                conflict = Conflict(("code",), problem, remedy)
                 raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
     return gathered, warnings
 
 
-def _below(file: Path, home: Path) -> str:
+def _relative(file: Path, home: Path) -> str:
     base = home if file.is_relative_to(home) else home.resolve()
     return str(file.relative_to(base) if file.is_relative_to(base) else file)
 
@@ -238,17 +238,17 @@ def _below(file: Path, home: Path) -> str:
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
     """Raise SpecInvalidError if the checkpoints lie in the bundle: a render replaces it as a whole."""
     bundle = Path(os.path.abspath(directory))
-    place = reading.job.checkpoint.path or ""
-    kept = Path(os.path.abspath(bundle.parent / place))
-    if place and kept.is_relative_to(bundle):
-        what = (
-            f"{show(place)} is inside the bundle {directory}, which is replaced when it is rendered"
+    path = reading.job.checkpoint.path or ""
+    full = Path(os.path.abspath(bundle.parent / path))
+    if path and full.is_relative_to(bundle):
+        problem = (
+            f"{show(path)} is inside the bundle {directory}, which is replaced when it is rendered"
         )
-        conflict = Conflict(("checkpoint.dir",), what, "name a place outside, or change -o")
+        conflict = Conflict(("checkpoint.dir",), problem, "name a place outside, or change -o")
         raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
 
 
-def of_bundle(bundle: Path) -> dict[str, JobSpec]:
+def bundle_jobs(bundle: Path) -> dict[str, JobSpec]:
     """Return the jobs that a bundle was rendered for, by tier. Raise SpecUnreadableError."""
     from ddpgen.bundle import write
 

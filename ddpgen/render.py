@@ -39,11 +39,13 @@ class Renderer:
     def __init__(self, overrides: Path | None = None):
         import jinja2
 
-        ours = jinja2.FileSystemLoader(resource("templates"))
-        theirs = [jinja2.FileSystemLoader(overrides)] if overrides else []
+        built_in = jinja2.FileSystemLoader(resource("templates"))
+        overriding = [jinja2.FileSystemLoader(overrides)] if overrides else []
         self._overrides = overrides
         self._environment = jinja2.Environment(
-            loader=jinja2.ChoiceLoader([jinja2.PrefixLoader({BUILT_IN: ours}), *theirs, ours]),
+            loader=jinja2.ChoiceLoader(
+                [jinja2.PrefixLoader({BUILT_IN: built_in}), *overriding, built_in]
+            ),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -63,12 +65,12 @@ class Renderer:
 
             if self._overrides is None:
                 raise
-            place, what = template, f"{type(error).__name__}: {error}"
+            location, problem = template, f"{type(error).__name__}: {error}"
             if isinstance(error, jinja2.TemplateError):
                 line = getattr(error, "lineno", None)
-                place = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
-                what = error.message or str(error)
-            message = f"{self._overrides}: template {place}: {what}; correct the template"
+                location = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
+                problem = error.message or str(error)
+            message = f"{self._overrides}: template {location}: {problem}; correct the template"
             raise FileTroubleError(message) from None
 
     def activation(self, values: Mapping[str, Any]) -> list[Artefact]:
@@ -98,15 +100,15 @@ def _literal(text: str) -> str:
     return textwrap.indent(text.rstrip("\n"), "  ")
 
 
-def _defined(turn: Callable[..., str]) -> Callable[..., str]:
-    """Return `turn` as a filter. An undefined value raises jinja2's error, which names it."""
+def _defined(convert: Callable[..., str]) -> Callable[..., str]:
+    """Return `convert` as a filter. An undefined value raises jinja2's error, which names it."""
 
-    def turned(value: Any, *more: Any) -> str:
+    def converted(value: Any, *arguments: Any) -> str:
         from jinja2 import Undefined
 
-        return str(value) if isinstance(value, Undefined) else turn(value, *more)
+        return str(value) if isinstance(value, Undefined) else convert(value, *arguments)
 
-    return turned
+    return converted
 
 
 FILTERS = {
@@ -115,7 +117,7 @@ FILTERS = {
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
     "literal": _defined(_literal),  # a script in a block of YAML
-    "comment": _defined(shell.speakable),  # text inside a comment
+    "comment": _defined(shell.comment_text),  # text inside a comment
     "bash": _defined(_lines),  # the user's own lines of bash, which run unchanged
     "name": str,  # an identifier or number, harmless because the spec's rules restrict it
 }

@@ -17,13 +17,13 @@ class Var(NamedTuple):
     name: str
 
 
-class Joined(NamedTuple):
+class JoinedWord(NamedTuple):
     """One word made of pieces, some known now and some only at run time."""
 
     parts: tuple[str | Var, ...]
 
 
-Word = str | Var | Joined
+Word = str | Var | JoinedWord
 
 # `{name}`, a placeholder of the supervisor, needs no quotes: a brace expansion has a comma or two dots.
 _SAFE = re.compile(
@@ -33,9 +33,9 @@ _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
 # Control characters, line separators and marks that reverse the reading direction. People read the script, so it
 # must not contain them raw. The set is spelled out, because str.isprintable() changes with the Python version and
 # the same spec has to give the same bytes everywhere.
-_UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_INVISIBLE = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _WIDTH = 110
-_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_SHORT_ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
 def quote(word: Word) -> str:
@@ -45,7 +45,7 @@ def quote(word: Word) -> str:
     """
     if isinstance(word, Var):
         return f'"${word.name}"'
-    if isinstance(word, Joined):
+    if isinstance(word, JoinedWord):
         return "".join(_quote_piece(part) for part in word.parts)
     option = _OPTION.match(word)
     if option and option.end() < len(word):
@@ -53,16 +53,16 @@ def quote(word: Word) -> str:
     return _quote_text(word)
 
 
-def at_home(path: str) -> Word:
+def expand_home(path: str) -> Word:
     """Return a path whose ~ the host replaces by its own home."""
     if path == "~":
         return Var("HOME")
-    return Joined((Var("HOME"), path[1:])) if path.startswith("~/") else path
+    return JoinedWord((Var("HOME"), path[1:])) if path.startswith("~/") else path
 
 
 def pieces(word: Word) -> tuple[str | Var, ...]:
     """Return the pieces of a word, to be joined with more."""
-    return word.parts if isinstance(word, Joined) else (word,)
+    return word.parts if isinstance(word, JoinedWord) else (word,)
 
 
 def directive(option: str) -> str:
@@ -99,9 +99,9 @@ def _wrapped(words: Iterable[Word], space: str) -> str:
     return f" \\\n{space}    ".join(lines)
 
 
-def speakable(text: str) -> str:
+def comment_text(text: str) -> str:
     """Return `text` on one line, safe in a comment of a script."""
-    return _UNSEEN.sub("?", text)
+    return _INVISIBLE.sub("?", text)
 
 
 def _quote_piece(part: str | Var) -> str:
@@ -116,12 +116,12 @@ def _quote_text(text: str) -> str:
     text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
     if _SAFE.fullmatch(text):
         return text
-    if not _UNSEEN.search(text):
+    if not _INVISIBLE.search(text):
         return "'" + text.replace("'", "'\\''") + "'"
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + _UNSEEN.sub(_escape, escaped) + "'"
+    return "$'" + _INVISIBLE.sub(_escape, escaped) + "'"
 
 
 def _escape(match: re.Match[str]) -> str:
     character = match.group()
-    return _SHORT.get(character) or "".join(f"\\{byte:03o}" for byte in character.encode())
+    return _SHORT_ESCAPES.get(character) or "".join(f"\\{byte:03o}" for byte in character.encode())

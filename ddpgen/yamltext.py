@@ -9,10 +9,12 @@ import json
 import re
 
 # Unquoted, these are a text in YAML 1.1 and in 1.2.
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(:[A-Za-z0-9_./+@-]+)*", re.ASCII)
-_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"])
+_PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(:[A-Za-z0-9_./+@-]+)*", re.ASCII)
+_RESERVED_WORDS = frozenset(
+    ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"]
+)
 # Characters that YAML does not allow raw, or that a person cannot see.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff]"
 )
 
@@ -22,7 +24,7 @@ def scalar(value: str | int | float | bool | None) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     value.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
-    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+    if _PLAIN_SCALAR.fullmatch(value) and value.lower() not in _RESERVED_WORDS:
         return value
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted) + '"'
+    return '"' + _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted) + '"'

@@ -10,24 +10,24 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-_OPEN = ("if", "for", "while", "until", "case", "{", "function")
-_CLOSE = ("fi", "done", "esac", "}")
+_BLOCK_BEGINS = ("if", "for", "while", "until", "case", "{", "function")
+_BLOCK_ENDS = ("fi", "done", "esac", "}")
 _FUNCTION = re.compile(r"[^=]*\(\)")
-_JOINS = ("&&", "||", ";", "|", "&")
+_OPERATORS = ("&&", "||", ";", "|", "&")
 # $X, ${X}, ${X:-default}, ${X[@]}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}$]*))?\}|(\w+))")
 _PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
 _REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
 _ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
-_HERE = re.compile(r"[^\s<]*<<-?(?!<)([^\s<>()]*)(?:[>)].*)?")
+_HERE_DOCUMENT = re.compile(r"[^\s<]*<<-?(?!<)([^\s<>()]*)(?:[>)].*)?")
 # A script's own directory. filled() replaces all ways to name it by this one.
 OWN_DIRECTORY = '$(dirname "$0")'
-_ITSELF = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
+_SCRIPT_PATH = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
 _OWN_DIRECTORY = re.compile(
-    rf"\$\(\s*dirname (?:-- )?(?:{_ITSELF}|\"?\$\((?:realpath|readlink -f) {_ITSELF}\)\"?)\s*\)"
+    rf"\$\(\s*dirname (?:-- )?(?:{_SCRIPT_PATH}|\"?\$\((?:realpath|readlink -f) {_SCRIPT_PATH}\)\"?)\s*\)"
     r"|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
 )
-_ENTERED = re.compile(
+_CD_PWD = re.compile(
     rf"\$\(\s*cd\s+(?:-\S*\s+)?\"?((?:{re.escape(OWN_DIRECTORY)})?[\w./-]*)\"?\s[^()]*pwd[^()]*\)"
 )
 # Stands for a command in a word, which shlex would split.
@@ -47,52 +47,54 @@ class UnreadableError(Exception):
 class Command(NamedTuple):
     """One simple command.
 
-    `words`: as written, without quotes. `after`: the operator between it and the next command. `inside`: True if it
+    `words`: as written, without quotes. `operator`: what joins it to the next command. `in_block`: True if it
     is in a condition, a loop or a function. `text`: the whole line if the command is alone on it, else its words.
     """
 
     line: int
     words: tuple[str, ...]
-    after: str
-    inside: bool
+    operator: str
+    in_block: bool
     text: str
 
 
-def commands(whole: str, first: int = 1) -> Iterator[Command]:
+def commands(text: str, first: int = 1) -> Iterator[Command]:
     """Yield the commands of `whole`, whose first line is number `first`. Raise UnreadableError."""
-    depth, until = 0, ""
-    for line, source in _logical_lines(whole, first):
-        if until:
-            until = "" if source.strip() == until else until
+    depth, here_document_end = 0, ""
+    for line, source in _logical_lines(text, first):
+        if here_document_end:
+            here_document_end = "" if source.strip() == here_document_end else here_document_end
             continue
-        until = _here(source)
-        found = list(_simple(line, source))
-        for words, after in found:
-            text = source.strip() if len(found) == 1 else " ".join(words)
-            depth -= words[0] in _CLOSE
-            opens = words[0] in _OPEN or words[-1] == "{" or bool(_FUNCTION.fullmatch(words[0]))
-            inside = depth > 0 or opens or words[0] in _CLOSE
-            yield Command(line, words, after, inside, text)
+        here_document_end = _here_document_end(source)
+        simple = list(_simple(line, source))
+        for words, operator in simple:
+            command_text = source.strip() if len(simple) == 1 else " ".join(words)
+            depth -= words[0] in _BLOCK_ENDS
+            opens = (
+                words[0] in _BLOCK_BEGINS or words[-1] == "{" or bool(_FUNCTION.fullmatch(words[0]))
+            )
+            in_block = depth > 0 or opens or words[0] in _BLOCK_ENDS
+            yield Command(line, words, operator, in_block, command_text)
             depth += opens
 
 
 def _logical_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
     """Yield lines with their numbers. Lines that a backslash or an open quote continues are one."""
-    held, begin = "", first
+    logical, begin = "", first
     lines = text.splitlines()
     for number, line in enumerate(lines, first):
-        begin = begin if held else number
-        held += line
-        if held.endswith("\\"):
-            held = held[:-1] + " "
+        begin = begin if logical else number
+        logical += line
+        if logical.endswith("\\"):
+            logical = logical[:-1] + " "
             continue
-        if not _is_whole(held):
-            held += "\n"
+        if not _is_whole(logical):
+            logical += "\n"
             continue
-        if held.strip() and not held.lstrip().startswith("#"):
-            yield begin, held
-        held = ""
-    if held.strip():
+        if logical.strip() and not logical.lstrip().startswith("#"):
+            yield begin, logical
+        logical = ""
+    if logical.strip():
         raise UnreadableError(begin)
 
 
@@ -119,13 +121,13 @@ def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
     words: list[str] = []
     skips = False
     for token in [*tokens, ";"]:
-        if token in _JOINS:
+        if token in _OPERATORS:
             if words:
                 yield tuple(words), token
             words = []
         elif not skips and not _REDIRECTION.match(token):
-            shown = re.sub(_MASK.format(r"(\d+)"), lambda found: inner[int(found[1])], token)
-            words.append(shown.replace(_HASH, "#"))
+            word = re.sub(_MASK.format(r"(\d+)"), lambda match: inner[int(match[1])], token)
+            words.append(word.replace(_HASH, "#"))
         skips = bool(_REDIRECTION.fullmatch(token))  # its file is the next word
 
 
@@ -136,60 +138,64 @@ def _tokens(masked: str) -> list[str]:
     return list(lexer)
 
 
-def _here(source: str) -> str:
+def _here_document_end(source: str) -> str:
     """Return the word that ends the here-document of this line; "" if the line begins no here-document."""
     masked, inner = _masked(source)
     for part in inner:
-        if part.startswith("$(") and not part.endswith(")") and (word := _here(part[2:])):
+        if (
+            part.startswith("$(")
+            and not part.endswith(")")
+            and (word := _here_document_end(part[2:]))
+        ):
             return word
     try:
         tokens = _tokens(masked)
     except ValueError:  # _simple() reports it
         return ""
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
-        if here := _HERE.fullmatch(token):
-            return here[1] or following
+        if match := _HERE_DOCUMENT.fullmatch(token):
+            return match[1] or following
     return ""
 
 
 def _masked(text: str) -> tuple[str, list[str]]:
     """Return `text` with a mark for each $(…), `…` and # within a word, and the list of the $(…) and `…`."""
     inner: list[str] = []
-    out, at = "", 0
-    while at < len(text):
-        end = at
-        if text.startswith("$(", at):
-            depth, end = 1, at + 2
+    out, position = "", 0
+    while position < len(text):
+        end = position
+        if text.startswith("$(", position):
+            depth, end = 1, position + 2
             while end < len(text) and depth:
                 depth += {"(": 1, ")": -1}.get(text[end], 0)
                 end += 1
-        elif text[at] == "`" and "`" in text[at + 1 :]:
-            end = text.index("`", at + 1) + 1
-        if end > at:
-            inner.append(text[at:end])
-            out, at = out + _MASK.format(len(inner) - 1), end
+        elif text[position] == "`" and "`" in text[position + 1 :]:
+            end = text.index("`", position + 1) + 1
+        if end > position:
+            inner.append(text[position:end])
+            out, position = out + _MASK.format(len(inner) - 1), end
         else:
-            out, at = out + text[at], at + 1
+            out, position = out + text[position], position + 1
     return re.sub(r"(?<=[^\s;&|(])#", _HASH, out), inner
 
 
-def filled(word: str, known: Mapping[str, str]) -> str:
+def filled(word: str, variables: Mapping[str, str]) -> str:
     """Return `word` with the values of known variables and of products of two.
 
     All ways to name the script's own directory become OWN_DIRECTORY.
     """
 
-    def value(found: re.Match[str]) -> str:
-        default = found[0] if found[2] is None else found[2]
-        return known.get(found[1] or found[3], default)
+    def value(match: re.Match[str]) -> str:
+        default = match[0] if match[2] is None else match[2]
+        return variables.get(match[1] or match[3], default)
 
-    def product(found: re.Match[str]) -> str:
-        factors = [known.get(name, name) for name in found.groups()]
-        return str(int(factors[0]) * int(factors[1])) if "".join(factors).isdigit() else found[0]
+    def product(match: re.Match[str]) -> str:
+        factors = [variables.get(name, name) for name in match.groups()]
+        return str(int(factors[0]) * int(factors[1])) if "".join(factors).isdigit() else match[0]
 
     word = _OWN_DIRECTORY.sub(lambda _: OWN_DIRECTORY, word)
     word = _VARIABLE.sub(value, _PRODUCT.sub(product, word))
-    return _ENTERED.sub(lambda found: found[1], word)
+    return _CD_PWD.sub(lambda match: match[1], word)
 
 
 def is_known(word: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import secrets
 from ddpgen.spec.job import INTERFACE
-from ddpgen.spec.rules import INTERFACE_NAMES
+from ddpgen.spec.rules import INTERFACE_VARIABLES
 from ddpgen.tiers.registry import TIERS, read
 from ddpgen.yamltext import scalar
 
@@ -36,17 +36,17 @@ class Field(NamedTuple):
 class Draft:
     """A spec in the making. `fields`: its fields by their paths.
 
-    `secrets`: the field that lists names of secrets, if the spec's tier has one. `least`: a field of the tier and its
-    value, which the spec gets if the script sets no field of the tier.
+    `secrets`: the field that lists names of secrets, if the spec's tier has one. `default_field`: a field of the tier and
+    its value, which the spec gets if the script sets no field of the tier.
     """
 
     def __init__(
-        self, filename: str, *, secrets: str = "", least: tuple[str, Any] | None = None
+        self, filename: str, *, secrets: str = "", default_field: tuple[str, Any] | None = None
     ) -> None:
-        self.filename, self._secrets_field, self._least = filename, secrets, least
+        self.filename, self._secrets_field, self._default_field = filename, secrets, default_field
         self.fields: dict[tuple[str, ...], Field] = {}
         self.put("name", PurePath(filename).stem)
-        self._said: set[tuple[int, str, str]] = set()
+        self._reports: set[tuple[int, str, str]] = set()
         self._secrets: set[str] = set()
 
     def put(self, path: str, value: Any, line: int = 0) -> None:
@@ -56,42 +56,42 @@ class Draft:
     def add(self, path: str, value: str, line: int) -> None:
         """Append a value to a field that is a list."""
         key = tuple(path.split("."))
-        before = self.fields.get(key, Field([], line))
-        self.fields[key] = Field([*before.value, value], before.line)
+        old = self.fields.get(key, Field([], line))
+        self.fields[key] = Field([*old.value, value], old.line)
 
     def get(self, path: str) -> Any:
-        found = self.fields.get(tuple(path.split(".")))
-        return None if found is None else found.value
+        field = self.fields.get(tuple(path.split(".")))
+        return None if field is None else field.value
 
-    def lost(self, line: int, what: str, remedy: str = "") -> None:
+    def report_lost(self, line: int, text: str, remedy: str = "") -> None:
         """Report a part of the script that the spec does not have."""
-        self._say(line, "not carried over", what, remedy)
+        self._report(line, "not carried over", text, remedy)
 
-    def trap(self, line: int, what: str, remedy: str) -> None:
+    def report_trap(self, line: int, text: str, remedy: str) -> None:
         """Report a fault of the script, which the spec avoids or its user has to correct."""
-        self._say(line, "trap", what, remedy)
+        self._report(line, "trap", text, remedy)
 
-    def needless(self, line: int, what: str) -> None:
+    def report_needless(self, line: int, text: str) -> None:
         """Report a part of the script that is not needed, because ddpgen does it by itself."""
-        self._say(line, "no longer needed", what, "")
+        self._report(line, "no longer needed", text, "")
 
     def is_secret(self, name: str, value: str) -> bool:
         """True if the variable's name or value looks like a secret. The value is then shown nowhere."""
-        found = secrets.is_secret(name, value)
-        if found and len(value) >= secrets.SHORTEST:
+        secret = secrets.is_secret(name, value)
+        if secret and len(value) >= secrets.SHORTEST:
             self._secrets.add(value)
-        return found
+        return secret
 
     def is_secret_option(self, name: str, value: str) -> bool:
         """True if an option of the training command looks like a secret. The value is then shown nowhere."""
-        found = bool(_SECRET_OPTION.search(name) and value)
-        if found:
+        secret = bool(_SECRET_OPTION.search(name) and value)
+        if secret:
             self._secrets.add(value)
-        return found
+        return secret
 
     def variable(self, name: str, value: str, line: int) -> None:
         """Set a variable of the job. A secret's value is left out; its name is kept if the tier has a field for it."""
-        if name in INTERFACE_NAMES:
+        if name in INTERFACE_VARIABLES:
             self._interface(name, value, line)
             return
         if not self.is_secret(name, value):
@@ -101,9 +101,11 @@ class Draft:
             self.add(self._secrets_field, name, line)
         remedy = f"it stays out of every file: export {name} before the launch"
         if value:
-            self.trap(line, f"{name} is a secret, and its value stands in the script", remedy)
+            self.report_trap(
+                line, f"{name} is a secret, and its value stands in the script", remedy
+            )
         else:
-            self.lost(line, name, remedy)
+            self.report_lost(line, name, remedy)
 
     def _interface(self, name: str, value: str, line: int) -> None:
         """Set `nic` if the value is one exact name. To NCCL `eth` is the beginning of a name, and `=eth0` a name."""
@@ -115,51 +117,61 @@ class Draft:
             self.put("nic", interface, line)
         else:
             remedy = "ddpgen finds the interface; to choose it, write nic: with one exact name"
-            self.lost(line, f"{name}={value}", remedy)
+            self.report_lost(line, f"{name}={value}", remedy)
 
-    def _say(self, line: int, kind: str, what: str, remedy: str) -> None:
-        self._said.add((line, kind, f"{what}; {remedy}" if remedy else what))
+    def _report(self, line: int, kind: str, text: str, remedy: str) -> None:
+        self._reports.add((line, kind, f"{text}; {remedy}" if remedy else text))
 
     def report(self) -> Iterator[str]:
         """Yield all reports by line, without secrets."""
-        for line, kind, what in sorted(self._said):
-            where = f"{self.filename}:{line}" if line else self.filename
-            yield self.hide(f"{where}: {kind}: {what}")
+        for line, kind, text in sorted(self._reports):
+            location = f"{self.filename}:{line}" if line else self.filename
+            yield self.hide(f"{location}: {kind}: {text}")
 
     def hide(self, text: str) -> str:
         """Return `text` with *** for each secret, and for each word that looks like one."""
         for value in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(value, "***")
-        return secrets.FORMS.sub("***", text)
+        return secrets.TOKEN_FORMS.sub("***", text)
 
     def text(self) -> str:
         """Return the spec. Fields that its rules refuse are taken out; they and missing fields are reported."""
         while True:
-            if self._least and not any(path[0] == "targets" for path in self.fields):
-                self.put(*self._least)
+            if self._default_field and not any(path[0] == "targets" for path in self.fields):
+                self.put(*self._default_field)
             text = self._text()
-            refused = self._refused(text)
-            wrong = [(each, path) for each in refused if (path := self._field_of(each.path))]
-            if not wrong:
-                for each in refused:
-                    self.lost(0, f"{each.path}: {each.what}", each.remedy)
+            findings = self._refused(text)
+            refused_fields = [
+                (finding, path) for finding in findings if (path := self._field_of(finding.path))
+            ]
+            if not refused_fields:
+                for finding in findings:
+                    self.report_lost(0, f"{finding.path}: {finding.problem}", finding.remedy)
                 return text
-            for each, path in wrong:
+            for finding, path in refused_fields:
                 if field := self.fields.pop(path, None):
-                    self.lost(field.line, f"{each.path}: {field.value}: {each.what}", each.remedy)
+                    self.report_lost(
+                        field.line,
+                        f"{finding.path}: {field.value}: {finding.problem}",
+                        finding.remedy,
+                    )
 
     def _refused(self, text: str) -> list[Finding]:
         """Return the errors that `ddpgen validate` would report, without those about files that the spec names."""
         try:
             readings = read(text.encode(), "spec")
         except SpecInvalidError as error:
-            return [each for each in error.findings if each.fatal]
-        told = [
-            (each, check)
-            for tier, each in readings.items()
-            for check in TIERS[tier].check(each.job)
+            return [finding for finding in error.findings if finding.fatal]
+        conflicts = [
+            (reading, conflict)
+            for tier, reading in readings.items()
+            for conflict in TIERS[tier].check(reading.job)
         ]
-        return [found for reading, check in told if (found := reading.locate(check)).fatal]
+        return [
+            finding
+            for reading, conflict in conflicts
+            if (finding := reading.locate(conflict)).fatal
+        ]
 
     def _field_of(self, path: str) -> tuple[str, ...] | None:
         names = tuple(re.sub(r"\[.*", "", path).split("."))
@@ -167,17 +179,17 @@ class Draft:
 
     def _shown(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._shown(each) for each in value]
+            return [self._shown(item) for item in value]
         return self.hide(value) if isinstance(value, str) else value
 
     def _text(self) -> str:
         tree: dict[str, Any] = dict.fromkeys(_ORDER)
         for path, field in self.fields.items():
-            at = tree
+            node = tree
             for name in path[:-1]:
-                at[name] = at.get(name) or {}
-                at = at[name]
-            at[path[-1]] = Field(self._shown(field.value), field.line)
+                node[name] = node.get(name) or {}
+                node = node[name]
+            node[path[-1]] = Field(self._shown(field.value), field.line)
         head = f"# Adopted from {self.filename.rpartition('/')[2]}; `# 7` is the line there that a field comes from."
         return "\n".join([head, *_lines(tree, "")]) + "\n"
 

@@ -9,12 +9,12 @@ from ddpgen.adopt import sky
 from ddpgen.adopt.bash import UnreadableError
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.sbatch import Batch
-from ddpgen.adopt.script import ByHand, Script
+from ddpgen.adopt.script import HandStarted, Script
 from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
 from ddpgen.spec import yamltree
 from ddpgen.spec.yamltree import NotYamlError, Scalar
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 def adopt(file: Path, home: Path) -> tuple[str, Draft]:
@@ -27,7 +27,7 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
             f"{file}: is no launch script; for a training script: ddpgen init --script {file}"
         )
     try:
-        raw = file.read_bytes()[:_MOST_BYTES]
+        raw = file.read_bytes()[:_MAX_BYTES]
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise SpecUnreadableError(
@@ -38,25 +38,25 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
     try:
         script = _task(raw, file) if file.suffix in (".yaml", ".yml") else _script(text, file)
     except UnreadableError as error:
-        what = "a quote or bracket that opens here does not end"
+        problem = "a quote or bracket that opens here does not end"
         raise SpecInvalidError(
-            str(file), [Finding(Position(error.line), "", what, "correct the script")]
+            str(file), [Finding(Position(error.line), "", problem, "correct the script")]
         ) from None
     except NotYamlError as error:
         raise SpecInvalidError(str(file), error.findings) from None
     draft = script.draft
-    script.place(file, home)
+    script.find_training_script(file, home)
     name = re.sub(r"[^A-Za-z0-9]+", "-", str(draft.get("name"))).strip("-")[:63] or "my-job"
     draft.put("name", name, draft.fields["name",].line)
     return draft.text(), draft
 
 
 def _script(text: str, file: Path) -> Script:
-    kind: type[Script] = ByHand
-    least = None
+    kind: type[Script] = HandStarted
+    default_field = None
     if re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE):
-        kind, least = Batch, ("targets.slurm.requeues", 20)
-    script = kind(Draft(str(file), least=least), str(file.resolve().parent))
+        kind, default_field = Batch, ("targets.slurm.requeues", 20)
+    script = kind(Draft(str(file), default_field=default_field), str(file.resolve().parent))
     script.read(text)
     return script
 
@@ -65,13 +65,13 @@ def _task(raw: bytes, file: Path) -> Script:
     root, _ = yamltree.parse(raw)
     run = root.entries.get("run")
     if not isinstance(run, Scalar):
-        what = "is no SkyPilot task, because it has no run: with commands"
-        raise SpecUnreadableError(f"{file}: {what}; give one, or a script for sbatch or bash")
+        problem = "is no SkyPilot task, because it has no run: with commands"
+        raise SpecUnreadableError(f"{file}: {problem}; give one, or a script for sbatch or bash")
     draft = Draft(str(file), secrets="targets.sky.secrets")
-    known = sky.fields(root, draft)
-    script = Script(draft, known=known)
+    variables = sky.fields(root, draft)
+    script = Script(draft, variables=variables)
     script.nodes, script.gpus = draft.get("nodes") or 1, draft.get("gpus_per_node") or 0
     workdir = root.entries.get("workdir")
     script.starts_in(workdir.text if isinstance(workdir, Scalar) else "")
-    script.read(run.text, run.place.line + (run.quoted and "\n" in run.text))
+    script.read(run.text, run.position.line + (run.quoted and "\n" in run.text))
     return script

@@ -19,22 +19,22 @@ from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
 
 # A script that calls one of these saves files.
-_SAVES = frozenset([
+_SAVE_CALLS = frozenset([
     "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
     "async_save", "fit", "Trainer", "savez",
 ])  # fmt: skip
 # Functions that write a checkpoint, and that read one. Those of frameworks (fit, Trainer) do both.
-_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
-_READS = frozenset([
+_CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
+_CHECKPOINT_READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
 # Words that ask for a GPU → the words for a machine without GPUs.
-_ON_GPUS = {"cuda": "cpu", "nccl": "gloo"}
-_LET_IT_ASK = "let the script ask torch.cuda.is_available()"
+_CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
+_ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The supervisor fills these in (train/launch/words.py), and `newest` in resume.args.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # The names of options that make a script go on from a checkpoint.
-_RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+_RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -45,40 +45,43 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _placeholders(job.train)
     yield from _lost_patterns(job)
     yield from _words(job.train)
-    if not job.train.script or not job.train.own_file:
+    if not job.train.script or not job.train.user_file:
         return
-    wanted = job.train.script
-    places = [
-        home / each if Path(each).name == wanted else home / each / wanted for each in job.code
+    name = job.train.script
+    paths = [
+        home / code_path if Path(code_path).name == name else home / code_path / name
+        for code_path in job.code
     ]
-    path = next(filter(Path.is_file, places), None)
+    path = next(filter(Path.is_file, paths), None)
     if path is None:
         return
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:
-        at = f"{path.name}:{getattr(error, 'lineno', 1)}"
+        location = f"{path.name}:{getattr(error, 'lineno', 1)}"
         # The error's own text has a file <unknown>, and the line once more.
-        what = error.msg if isinstance(error, SyntaxError) else error
-        yield _warning("train.script", f"{at}: this is no Python here: {what}", "correct it")
+        problem = error.msg if isinstance(error, SyntaxError) else error
+        yield _warning(
+            "train.script", f"{location}: this is no Python here: {problem}", "correct it"
+        )
         return
-    seen = _Script(path.name, tree)
-    yield from _gpus(job, seen)
-    yield from _devices(job, seen)
-    yield from _arguments(job, seen)
-    yield from _saves(path.parent, seen, job.train.resume)
-    yield from _lost_saves(job, seen)
+    script = _Script(path.name, tree)
+    yield from _gpus(job, script)
+    yield from _devices(job, script)
+    yield from _arguments(job, script)
+    yield from _saves(path.parent, script, job.train.resume)
+    yield from _lost_saves(job, script)
 
 
 def _workload(train: Train) -> Iterator[Conflict]:
     """Yield the names in `args` that a built-in workload does not know, before the job waits for machines."""
     if train.workload not in WORKLOADS or not isinstance(train.args, Mapping):
         return
-    known = arguments_of(train.workload) if train.args else ()
+    arguments = arguments_of(train.workload) if train.args else ()
     for name in train.args:
-        if name not in known:
-            what, about = f"is unknown to workload {train.workload}", f"train.args.{name}"
-            yield Conflict((about, "train.args"), what, did_you_mean(name, known))
+        if name not in arguments:
+            problem, field = f"is unknown to workload {train.workload}", f"train.args.{name}"
+            yield Conflict((field, "train.args"), problem, did_you_mean(name, arguments))
 
 
 def arguments_of(workload: str) -> tuple[str, ...]:
@@ -93,20 +96,22 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
     """Yield a warning if the command is a launcher, which each process would start, or Python, which is better as a
     script."""
     text, first = " ".join(words), words[0] if words else ""
-    one = re.search(r"--num[_-]processes[ =]1\b", text)
+    single_process = re.search(r"--num[_-]processes[ =]1\b", text)
     launcher = re.match(
         r"(\S*/)?(torchrun|deepspeed|accelerate launch|srun|mpirun|mpiexec|horovodrun)\b|.* -m torch\.distributed\.",
         text,
     )
-    if launcher and not one:
-        what = "is a launcher, and each process of the job would start it"
+    if launcher and not single_process:
+        problem = "is a launcher, and each process of the job would start it"
         remedy = (
             "name what it launches (script: train.py); for accelerate launch add --num_processes=1"
         )
-        yield _warning("train.command", what, remedy)
+        yield _warning("train.command", problem, remedy)
     elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
-        what = "is Python, of which more is known as a script: its saves, its steps, its exceptions"
-        yield _warning("train.command", what, f"write script: {words[1]}, and the rest as args")
+        problem = (
+            "is Python, of which more is known as a script: its saves, its steps, its exceptions"
+        )
+        yield _warning("train.command", problem, f"write script: {words[1]}, and the rest as args")
 
 
 def _words(train: Train) -> Iterator[Conflict]:
@@ -114,18 +119,18 @@ def _words(train: Train) -> Iterator[Conflict]:
     if isinstance(train.args, Mapping):
         return
     if train.args_style and train.args:
-        what = "is for a mapping, and train.args is a list, which is passed word for word"
-        yield _warning("train.args_style", what, "leave it out")
+        problem = "is for a mapping, and train.args is a list, which is passed word for word"
+        yield _warning("train.args_style", problem, "leave it out")
     for word in train.args:
         if re.match(r"--?[A-Za-z][\w-]* +\S", word):
             option, _, value = word.partition(" ")
-            what = f'"{word}" is one word with a space in it'
-            yield _warning("train.args", what, f'write two: "{option}", "{value.strip()}"')
+            problem = f'"{word}" is one word with a space in it'
+            yield _warning("train.args", problem, f'write two: "{option}", "{value.strip()}"')
 
 
 def _placeholders(train: Train) -> Iterator[Conflict]:
     """Yield the words in braces that look like a placeholder but are not filled in."""
-    if train.runs == "workload":
+    if train.program_field == "workload":
         return
     args = train.args.values() if isinstance(train.args, Mapping) else train.args
     fields = {"args": args, "command": train.command, "resume.args": train.resume.args}
@@ -133,8 +138,10 @@ def _placeholders(train: Train) -> Iterator[Conflict]:
         for name in re.findall(r"(?<![{$]){([a-z_]+)}(?!})", " ".join(map(str, words))):
             remedy = did_you_mean(name, _PLACEHOLDERS)
             if name == "newest" and field != "resume.args":
-                what = "{newest} is filled in in train.resume.args alone, and stays as it is here"
-                yield _warning(f"train.{field}", what, "move it there")
+                problem = (
+                    "{newest} is filled in in train.resume.args alone, and stays as it is here"
+                )
+                yield _warning(f"train.{field}", problem, "move it there")
             elif name not in (*_PLACEHOLDERS, "newest") and remedy.startswith("did you mean"):
                 yield _warning(f"train.{field}", f"{{{name}}} stays as it is", remedy)
 
@@ -154,47 +161,49 @@ class Outline(NamedTuple):
 def outline(file: Path) -> Outline:
     """Return the outline of a script, as far as its source shows it."""
     try:
-        seen = _Script(file.name, ast.parse(file.read_bytes()))
+        script = _Script(file.name, ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return Outline()
-    saves = next(filter(None, (_saved_name(call, seen) for call in seen.calls)), Outline().saves)
-    options = _options(seen) or _Options((), (), ())
-    option = next((name for name in options.names if _RESUMES.search(name)), "OPTION")
-    word = _word_to_resume(seen, option)
+    saves = next(
+        filter(None, (_saved_name(call, script) for call in script.calls)), Outline().saves
+    )
+    options = _options(script) or _Options((), (), ())
+    option = next((name for name in options.names if _RESUME_OPTION.search(name)), "OPTION")
+    word = _word_to_resume(script, option)
     value = f"={word or ('{newest}' if '*' in saves else saves)}"
     value = "" if option in options.flags else value
     return Outline(options.names, saves, f"--{option}{value}")
 
 
-def _saved_name(call: ast.Call, seen: _Script) -> str:
+def _saved_name(call: ast.Call, script: _Script) -> str:
     """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
-    if _name(call.func) not in _WRITES or len(call.args) < 2:
+    if _name(call.func) not in _CHECKPOINT_WRITES or len(call.args) < 2:
         return ""
-    text = _written(call.args[1], seen)
+    text = _path_text(call.args[1], script)
     return text if text.strip("*/") else ""
 
 
-def _written(name: ast.expr, seen: _Script) -> str:
+def _path_text(name: ast.expr, script: _Script) -> str:
     """Return a path as text; "" if the source does not show it."""
     if isinstance(name, ast.Constant):
         return str(name.value)
     if isinstance(name, ast.Name):
-        return _constant(seen.assigned.get(name.id))
+        return _constant(script.assigned.get(name.id))
     if isinstance(name, ast.JoinedStr):
         parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
-        return "".join(_written(part, seen) or "*" for part in parts)
+        return "".join(_path_text(part, script) or "*" for part in parts)
     if isinstance(name, ast.Call) and _name(name.func) == "join":
-        parts_of_path = [_written(part, seen) for part in name.args]
+        parts_of_path = [_path_text(part, script) for part in name.args]
         return "/".join(parts_of_path) if all(parts_of_path) else ""
     return ""
 
 
-def _word_to_resume(seen: _Script, option: str) -> str:
+def _word_to_resume(script: _Script, option: str) -> str:
     """Return the value of `option` with which the script goes on, as in `init_from == "resume"`; else ""."""
-    for node in ast.walk(seen.tree):
+    for node in ast.walk(script.tree):
         if isinstance(node, ast.Compare) and _name(node.left) == option.replace("-", "_"):
             word = _constant(node.comparators[0])
-            if _RESUMES.search(word):
+            if _RESUME_OPTION.search(word):
                 return word
     return ""
 
@@ -228,83 +237,89 @@ class _Script:
         words = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(self.tree))
         return self.called["globals"].lineno if words else 0
 
-    def at(self, node: ast.expr) -> str:
+    def location(self, node: ast.expr) -> str:
         return f"{self.name}:{node.lineno}"
 
 
-def _gpus(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+def _gpus(job: JobSpec, script: _Script) -> Iterator[Conflict]:
     if any(machine.gpus for machine in job.machines):
         return
-    given = _given(job.train.args)
-    wants = next(_wanted(seen, given), None)
-    if wants:
-        at, value, remedy = wants
-        what = f"{seen.at(at)} asks for {value}, and the job has no GPUs"
+    values = _option_values(job.train.args)
+    request = next(_gpu_requests(script, values), None)
+    if request:
+        node, value, remedy = request
+        problem = f"{script.location(node)} asks for {value}, and the job has no GPUs"
         remedy = f"write gpus_per_node: {job.procs_per_node}, or {remedy}"
-        yield _warning("train.script", what, remedy)
+        yield _warning("train.script", problem, remedy)
 
 
-def _wanted(seen: _Script, given: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
-    """Yield each expression that asks for a GPU, its word, and the remedy. `given`: the job's arguments."""
-    for name, value in seen.settings.items():
-        word = given.get(name, _constant(value))
-        if word in _ON_GPUS and not _may_become(seen, name) and not _reads_more(given):
-            yield value, word, f"set train.args.{name}: {_ON_GPUS[word]}"
-    if "is_available" in seen.called:
+def _gpu_requests(
+    script: _Script, values: Mapping[str, str]
+) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield each expression that asks for a GPU, its word, and the remedy. `values`: of the job's arguments."""
+    for name, value in script.settings.items():
+        word = values.get(name, _constant(value))
+        if (
+            word in _CPU_WORDS
+            and not _may_use_cpu(script, name)
+            and not _reads_settings_file(values)
+        ):
+            yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
+    if "is_available" in script.called:
         return
-    for call in seen.calls:
+    for call in script.calls:
         function, option = _name(call.func), ""
         if function == "cuda" and isinstance(call.func, ast.Attribute):
-            yield call, "cuda", _LET_IT_ASK
+            yield call, "cuda", _ASK_TORCH
         if function == "add_argument" and call.args:
             option = _constant(call.args[-1]).lstrip("-").replace("-", "_")
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
             word = _constant(value)
-            if word in _ON_GPUS and given.get(option, word).partition(":")[0] in _ON_GPUS:
-                yield value, word, _LET_IT_ASK
+            if word in _CPU_WORDS and values.get(option, word).partition(":")[0] in _CPU_WORDS:
+                yield value, word, _ASK_TORCH
 
 
-def _given(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
+def _option_values(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
     """Return the values of the options in `args` by their names, with _ for -. Other words stand for themselves."""
     if isinstance(args, Mapping):
         return {name.replace("-", "_"): str(value) for name, value in args.items()}
-    found, before = {}, ""
+    values, last_option = {}, ""
     for word in args:
         name, _, value = word.partition("=")
         if name.startswith("--"):
-            before = name[2:].replace("-", "_")
-            found[before] = value
+            last_option = name[2:].replace("-", "_")
+            values[last_option] = value
         else:
-            found[before or word] = word
-            before = ""
-    return found
+            values[last_option or word] = word
+            last_option = ""
+    return values
 
 
-def _reads_more(given: Mapping[str, str]) -> bool:
+def _reads_settings_file(values: Mapping[str, str]) -> bool:
     """True if one of the words is a file of settings, which nanoGPT's configurator runs."""
-    return any(word.endswith(".py") for word in given)
+    return any(word.endswith(".py") for word in values)
 
 
-def _may_become(seen: _Script, name: str) -> bool:
+def _may_use_cpu(script: _Script, name: str) -> bool:
     """True if the script itself gives the global `name` a value for a machine without GPUs."""
     return any(
         isinstance(node, ast.Assign)
         and name in map(_name, node.targets)
-        and _constant(node.value) in _ON_GPUS.values()
-        for node in ast.walk(seen.tree)
+        and _constant(node.value) in _CPU_WORDS.values()
+        for node in ast.walk(script.tree)
     )
 
 
-def _devices(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
-    for call in seen.calls:
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
-        devices = given.get("devices")
+def _devices(job: JobSpec, script: _Script) -> Iterator[Conflict]:
+    for call in script.calls:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        devices = keywords.get("devices")
         if _name(call.func) not in _TRAINERS or not isinstance(devices, ast.Constant):
             continue
         if devices.value not in (job.procs_per_node, "auto", -1):
-            what = f"{seen.at(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
+            problem = f"{script.location(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
             remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
-            yield _warning("procs_per_node", what, remedy)
+            yield _warning("procs_per_node", problem, remedy)
 
 
 class _Options(NamedTuple):
@@ -315,108 +330,112 @@ class _Options(NamedTuple):
     flags: tuple[str, ...]
 
 
-def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
-    options = _options(seen)
+def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
+    options = _options(script)
     args = job.train.args
     if options is None or not isinstance(args, Mapping):
         return
     for name in args:
         plain = name.removeprefix("no-") if job.train.args_style == "no-prefix" else name
-        meant = (
+        known = (
             name in options.names
-            if seen.settings
-            else any(known.startswith((name, plain)) for known in options.names)  # or abbreviated
+            if script.settings
+            else any(option.startswith((name, plain)) for option in options.names)  # or abbreviated
         )
-        if not meant:
+        if not known:
             remedy = did_you_mean(name.replace("_", "-"), options.names)
-            yield _warning(f"train.args.{name}", f"{seen.name} has no option --{name}", remedy)
+            yield _warning(f"train.args.{name}", f"{script.name} has no option --{name}", remedy)
     for name in options.needed:
         if name not in args:
-            what = f"{seen.name} wants {name}"
+            problem = f"{script.name} wants {name}"
             remedy = "add it; a list of words can say positional ones"
-            yield _warning("train.args", what, remedy)
+            yield _warning("train.args", problem, remedy)
 
 
-def _options(seen: _Script) -> _Options | None:
+def _options(script: _Script) -> _Options | None:
     """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
-    if seen.settings:
-        return _Options(tuple(seen.settings), (), ())
-    parsers = [call for call in seen.calls if _name(call.func) == "ArgumentParser"]
-    if len(parsers) != 1 or "parse_args" not in seen.called:
+    if script.settings:
+        return _Options(tuple(script.settings), (), ())
+    parsers = [call for call in script.calls if _name(call.func) == "ArgumentParser"]
+    if len(parsers) != 1 or "parse_args" not in script.called:
         return None
-    if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & seen.called.keys():
+    if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
         return None
     names: list[str] = []
     needed: list[str] = []
     flags: list[str] = []
-    for call in seen.calls:
+    for call in script.calls:
         if _name(call.func) != "add_argument":
             continue
-        words = [each.value for each in call.args if isinstance(each, ast.Constant)]
+        words = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         if not words or len(words) != len(call.args):
             return None  # a computed name
-        given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
+        keywords = {
+            k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)
+        }
         long = [str(word)[2:] for word in words if str(word).startswith("--")]
         names += long
         action = next((_text(k.value) for k in call.keywords if k.arg == "action"), "")
         flags += long if action not in ("", "store", "append", "extend") else []
-        positional = not str(words[0]).startswith("-") and "nargs" not in given
-        if positional or given.get("required") is True:
+        positional = not str(words[0]).startswith("-") and "nargs" not in keywords
+        if positional or keywords.get("required") is True:
             needed.append(long[0] if long else str(words[0]))
     return _Options(tuple(names), tuple(needed), tuple(flags))
 
 
-def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
+def _saves(folder: Path, script: _Script, resume: Resume) -> Iterator[Conflict]:
     imported = {
         alias.name.partition(".")[0]
-        for node in ast.walk(seen.tree)
+        for node in ast.walk(script.tree)
         if isinstance(node, ast.Import)
         for alias in node.names
     } | {
         (node.module or "").partition(".")[0]
-        for node in ast.walk(seen.tree)
+        for node in ast.walk(script.tree)
         if isinstance(node, ast.ImportFrom)
     }
-    own = any(
+    imports_own_module = any(
         (folder / name).exists() or (folder / f"{name}.py").exists() for name in imported if name
     )
-    if own or "" in imported:
+    if imports_own_module or "" in imported:
         return
-    writes = sorted(seen.called[name].lineno for name in _WRITES & seen.called.keys())
-    if writes and not _READS & seen.called.keys():
-        what = f"{seen.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
+    writes = sorted(
+        script.called[name].lineno for name in _CHECKPOINT_WRITES & script.called.keys()
+    )
+    if writes and not _CHECKPOINT_READS & script.called.keys():
+        problem = f"{script.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
         remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
         if resume.begin == "auto" and not resume.exists:
-            yield _warning("train.script", what, remedy)
-    elif not _SAVES & seen.called.keys():
-        what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
+            yield _warning("train.script", problem, remedy)
+    elif not _SAVE_CALLS & script.called.keys():
+        problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
-        yield _warning("train.script", what, remedy)
+        yield _warning("train.script", problem, remedy)
 
 
 def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
     """Yield the patterns below a working directory that is lost with its machine."""
     train = job.train
-    given = (("train.resume.exists", train.resume.exists), ("train.guard", train.guard))
-    for field, patterns in () if job.keeps(train.workdir or "") else given:
+    fields = (("train.resume.exists", train.resume.exists), ("train.guard", train.guard))
+    for field, patterns in () if job.persists(train.workdir or "") else fields:
         for pattern in patterns:
             if not pattern.startswith(("/", "~", "{checkpoint_dir}")):
                 folder = posixpath.join("{checkpoint_dir}", posixpath.dirname(pattern)).rstrip("/")
-                what = f"{pattern} lies in the working directory, which goes with the machine"
+                problem = f"{pattern} lies in the working directory, which goes with the machine"
                 remedy = f"write {{checkpoint_dir}}/{pattern}, and let the script save to {folder}"
-                yield Conflict((field, "train.resume"), what, remedy, fatal=False)
+                yield Conflict((field, "train.resume"), problem, remedy, fatal=False)
 
 
-def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+def _lost_saves(job: JobSpec, script: _Script) -> Iterator[Conflict]:
     """Yield the first save into a working directory that is lost with its machine."""
-    if job.keeps(job.train.workdir or "") or job.train.resume.exists:
+    if job.persists(job.train.workdir or "") or job.train.resume.exists:
         return
-    for call in seen.calls:
-        name = _saved_name(call, seen)
+    for call in script.calls:
+        name = _saved_name(call, script)
         if name and not name.startswith(("/", "~", "*")):
-            what = f"{seen.at(call)} saves {name} into the working directory, which goes with the machine"
+            problem = f"{script.location(call)} saves {name} into the working directory, which goes with the machine"
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
-            yield _warning("train.script", what, remedy)
+            yield _warning("train.script", problem, remedy)
             return
 
 
@@ -437,7 +456,7 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _warning(field: str, what: str, remedy: str) -> Conflict:
+def _warning(field: str, problem: str, remedy: str) -> Conflict:
     return Conflict(
-        (field, "train.args", "train.script", "train.command"), what, remedy, fatal=False
+        (field, "train.args", "train.script", "train.command"), problem, remedy, fatal=False
     )

@@ -13,30 +13,30 @@ from ddpgen.adopt.launcher import Launch
 from ddpgen.adopt.script import INDEX, Script
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
-_SHORT = {
+_SHORT_OPTIONS = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
     "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
     "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
 }  # fmt: skip
 _FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
-_SIZES = frozenset([
+_SIZE_OPTIONS = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
 ])  # fmt: skip
-_NEEDLESS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
+_NEEDLESS_OPTIONS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def _duration(value: str) -> str | None:
     """Return a --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration; None for other forms."""
-    found = _TIME.fullmatch(value)
-    if found is None:
+    match = _TIME.fullmatch(value)
+    if match is None:
         return None
-    days, a, b, c = (int(each or 0) for each in found.groups())
-    if found[1]:
+    days, a, b, c = (int(number or 0) for number in match.groups())
+    if match[1]:
         seconds = days * 86400 + a * 3600 + b * 60 + c
     else:
-        seconds = a * 3600 + b * 60 + c if found[4] else a * 60 + b
+        seconds = a * 3600 + b * 60 + c if match[4] else a * 60 + b
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
 
 
@@ -57,119 +57,123 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 class Directives:
     """The directives of one script.
 
-    `said`: by option, its value and line. `tasks`: the number on a node. `known`: Slurm's variables whose values
+    `values`: by option, its value and line. `tasks`: the number on a node. `variables`: Slurm's variables whose values
     follow from the directives.
     """
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.said: dict[str, tuple[str, int]] = {}
+        self.values: dict[str, tuple[str, int]] = {}
         self.nodes, self.gpus, self.tasks = 1, 0, 1
-        self.known: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
 
     def read(self, text: str) -> None:
-        begun = 0
+        first_command = 0
         for number, line in enumerate(text.splitlines(), 1):
-            if line.startswith("#SBATCH") and begun:
-                what = f"{line.strip()} stands below line {begun}, the first command: sbatch does not read it"
-                self.draft.trap(number, what, "say it in the spec if it is meant")
+            if line.startswith("#SBATCH") and first_command:
+                problem = f"{line.strip()} stands below line {first_command}, the first command: sbatch does not read it"
+                self.draft.report_trap(number, problem, "say it in the spec if it is meant")
             elif line.startswith("#SBATCH"):
-                self._take(line, number)
+                self._read_line(line, number)
             elif line.strip() and not line.startswith("#"):
-                begun = begun or number
+                first_command = first_command or number
         self._size()
 
-    def _take(self, line: str, number: int) -> None:
+    def _read_line(self, line: str, number: int) -> None:
         try:
             words = shlex.split(line[7:], comments=True)
         except ValueError:
-            self.draft.lost(number, line.strip(), "its quotes do not end")
+            self.draft.report_lost(number, line.strip(), "its quotes do not end")
             return
         while words:
-            name, value = option(words, _SHORT, _FLAGS)
-            self.said[name] = (value, number)
+            name, value = option(words, _SHORT_OPTIONS, _FLAGS)
+            self.values[name] = (value, number)
 
     def _size(self) -> None:
-        value, line = self.said.get("nodes", ("1", 0))
-        least, _, most = value.partition("-")
-        if _number(least) and _number(most or least):
-            self.nodes = int(most or least)
+        value, line = self.values.get("nodes", ("1", 0))
+        minimum, _, maximum = value.partition("-")
+        if _number(minimum) and _number(maximum or minimum):
+            self.nodes = int(maximum or minimum)
             self.draft.put(
-                "nodes", f"{least}..{most}" if most and most != least else int(least), line
+                "nodes",
+                f"{minimum}..{maximum}" if maximum and maximum != minimum else int(minimum),
+                line,
             )
         else:
-            self.draft.lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
-        tasks = _number(self.said.get("ntasks", ("", 0))[0])
-        each = _number(self.said.get("ntasks-per-node", ("", 0))[0])
-        self.tasks = each or max(1, tasks // self.nodes)
+            self.draft.report_lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
+        tasks = _number(self.values.get("ntasks", ("", 0))[0])
+        tasks_per_node = _number(self.values.get("ntasks-per-node", ("", 0))[0])
+        self.tasks = tasks_per_node or max(1, tasks // self.nodes)
         for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
-            value, line = self.said.get(name, ("", 0))
-            found = _GPUS.fullmatch(value)
-            if found is None:
+            value, line = self.values.get(name, ("", 0))
+            match = _GPUS.fullmatch(value)
+            if match is None:
                 if value:
-                    self.draft.lost(line, f"--{name}={value}", "write gpus_per_node")
+                    self.draft.report_lost(line, f"--{name}={value}", "write gpus_per_node")
                 continue
-            self.gpus = int(found[2]) // (self.nodes if name == "gpus" else 1)
+            self.gpus = int(match[2]) // (self.nodes if name == "gpus" else 1)
             self.gpus *= self.tasks if name == "gpus-per-task" else 1
             self.draft.put("gpus_per_node", self.gpus, line)
-            if found[1] and found[1] != "gpu":
-                self.draft.put("targets.slurm.gpu_type", found[1], line)
+            if match[1] and match[1] != "gpu":
+                self.draft.put("targets.slurm.gpu_type", match[1], line)
             if name == "gres":
                 self.draft.put("targets.slurm.gpu_request", "gres", line)
-        told = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
+        variables = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
                 "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus}  # fmt: skip
-        self.known = {f"SLURM_{name}": str(value) for name, value in told.items() if value}
-        if "job-name" in self.said:
-            self.draft.put("name", *self.said["job-name"])
+        self.variables = {f"SLURM_{name}": str(value) for name, value in variables.items() if value}
+        if "job-name" in self.values:
+            self.draft.put("name", *self.values["job-name"])
 
     def fields(self, procs: int) -> None:
         """Put the directives into the draft, and report their traps. `procs`: the number of processes on a node."""
         draft = self.draft
-        for name, (value, line) in self.said.items():
-            shown = f"--{name}={value}" if value else f"--{name}"
+        for name, (value, line) in self.values.items():
+            option_text = f"--{name}={value}" if value else f"--{name}"
             if name in _FIELDS:
                 field, change = _FIELDS[name]
                 changed = change(value)
                 if changed is None:
-                    draft.lost(line, shown, f"write targets.slurm.{field}")
+                    draft.report_lost(line, option_text, f"write targets.slurm.{field}")
                 else:
                     draft.put(f"targets.slurm.{field}", changed, line)
-            elif name in _NEEDLESS:
-                draft.needless(line, shown)
-            elif name not in _SIZES:
-                draft.lost(
-                    line, shown, "look for it in docs/spec.md; targets.slurm.extra takes any option"
+            elif name in _NEEDLESS_OPTIONS:
+                draft.report_needless(line, option_text)
+            elif name not in _SIZE_OPTIONS:
+                draft.report_lost(
+                    line,
+                    option_text,
+                    "look for it in docs/spec.md; targets.slurm.extra takes any option",
                 )
-        cpus, line = self.said.get("cpus-per-task", ("", 0))
+        cpus, line = self.values.get("cpus-per-task", ("", 0))
         if cpus.isdigit():
-            each = max(1, int(cpus) * self.tasks // procs)
-            draft.put("targets.slurm.cpus_per_proc", each, line)
+            cpus_per_process = max(1, int(cpus) * self.tasks // procs)
+            draft.put("targets.slurm.cpus_per_proc", cpus_per_process, line)
         self._traps(procs)
 
     def _traps(self, procs: int) -> None:
-        draft, said = self.draft, self.said
-        if not {"requeue", "no-requeue"} & said.keys():
-            what = "no --requeue: after a preemption or a lost node the job is gone"
-            draft.trap(0, what, "the spec's job goes back into the queue")
-        if "signal" not in said:
-            what = (
+        draft, values = self.draft, self.values
+        if not {"requeue", "no-requeue"} & values.keys():
+            problem = "no --requeue: after a preemption or a lost node the job is gone"
+            draft.report_trap(0, problem, "the spec's job goes back into the queue")
+        if "signal" not in values:
+            problem = (
                 "no --signal: what is trained since the last checkpoint is lost at the time limit"
             )
-            draft.trap(0, what, "the spec's job is warned, stops cleanly and goes on")
-        limit, at = said.get("time", ("", 0))
+            draft.report_trap(0, problem, "the spec's job is warned, stops cleanly and goes on")
+        limit, line = values.get("time", ("", 0))
         if re.fullmatch(r"\d+:\d+", limit):
-            what = f"--time={limit} is minutes and seconds to Slurm"
-            draft.trap(at, what, "correct targets.slurm.time if hours were meant")
-        output, at = said.get("output", ("%j", 0))
+            problem = f"--time={limit} is minutes and seconds to Slurm"
+            draft.report_trap(line, problem, "correct targets.slurm.time if hours were meant")
+        output, line = values.get("output", ("%j", 0))
         if not re.search("%[0-9]*[jA]|/dev/null", output):
-            draft.trap(
-                at,
+            draft.report_trap(
+                line,
                 f"--output={output} has no %j: each job writes over the log before",
                 "the spec's has",
             )
-        if "cpus-per-task" not in said and procs > self.tasks:
-            what = f"no --cpus-per-task: {procs} processes may share one CPU"
-            draft.trap(0, what, "set targets.slurm.cpus_per_proc")
+        if "cpus-per-task" not in values and procs > self.tasks:
+            problem = f"no --cpus-per-task: {procs} processes may share one CPU"
+            draft.report_trap(0, problem, "set targets.slurm.cpus_per_proc")
 
 
 class Batch(Script):
@@ -177,16 +181,16 @@ class Batch(Script):
 
     shares_nodes = True
 
-    def __init__(self, draft: Draft, own: str = "") -> None:
-        super().__init__(draft, own)
+    def __init__(self, draft: Draft, own_directory: str = "") -> None:
+        super().__init__(draft, own_directory)
         self._sbatch = Directives(draft)
 
     def _read_head(self, text: str) -> None:
         directives = self._sbatch
         directives.read(text)
-        self.copied = bool(directives.said)
+        self.copied = bool(directives.values)
         self.nodes, self.gpus, self.tasks = directives.nodes, directives.gpus, directives.tasks
-        self._known |= directives.known
+        self._variables |= directives.variables
 
     def _read_launch(self, procs: int, launch: Launch) -> None:
         self._sbatch.fields(procs)
@@ -194,19 +198,19 @@ class Batch(Script):
         if launch.kind == "python":
             return
         if launch.srun and tasks > 1:
-            what = f"{tasks} tasks on a node, and each starts {procs} processes"
-            draft.trap(line, what, "the spec has one task on a node")
+            problem = f"{tasks} tasks on a node, and each starts {procs} processes"
+            draft.report_trap(line, problem, "the spec has one task on a node")
         if not launch.srun and self.nodes > 1:
-            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
-            draft.trap(line, what, "the spec starts it on each")
+            problem = f"no srun before it: of {self.nodes} nodes only the first starts it"
+            draft.report_trap(line, problem, "the spec starts it on each")
         rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
         if (
             launch.srun
             and re.search(rank, launch.command.text)
             and "sh -c" not in launch.command.text
         ):
-            what = "the node's rank is filled in once, on the first node, and is 0 on all"
-            draft.trap(line, what, "the spec's launch numbers the nodes")
+            problem = "the node's rank is filled in once, on the first node, and is 0 on all"
+            draft.report_trap(line, problem, "the spec's launch numbers the nodes")
 
 
 def _number(text: str) -> int:

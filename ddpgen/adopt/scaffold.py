@@ -56,7 +56,7 @@ train:
   seed: 0                # same seed, same bits
 """
 
-_OF_A_SCRIPT = """\
+_SCRIPT_SPEC = """\
 # {name}: a training script as it is. What holds for it: docs/own-script.md; every field: docs/spec.md.
 name: {quoted_name}
 
@@ -85,12 +85,14 @@ def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> No
 
 def refusal(question: Question, answer: Any) -> str:
     """Return why a spec may not hold this answer, independent of the other answers; "" if it may."""
-    answers = {each.name: each.default for each in QUESTIONS} | {question.name: answer}
+    answers = {other_question.name: other_question.default for other_question in QUESTIONS} | {
+        question.name: answer
+    }
     try:
         read(_text(**answers).encode("utf-8", "surrogatepass"), "")
     except SpecInvalidError as error:
-        about = [finding for finding in error.findings if finding.path == question.field]
-        return "; ".join(f"{finding.what}; {finding.remedy}" for finding in about)
+        findings = [finding for finding in error.findings if finding.path == question.field]
+        return "; ".join(f"{finding.problem}; {finding.remedy}" for finding in findings)
     return ""
 
 
@@ -103,20 +105,20 @@ def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
         raise OptionRefusedError(f"--script: {file} is not there; give the path of a .py file")
     home, folder = path.resolve().parent, file.resolve().parent
     if not folder.is_relative_to(home):
-        what = f"--script: {file} does not lie below {home}, where the spec is"
-        raise OptionRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
-    seen = program.outline(file)
-    text = _OF_A_SCRIPT.format(
+        problem = f"--script: {file} does not lie below {home}, where the spec is"
+        raise OptionRefusedError(f"{problem}; write it above the script: -o {folder}/job.yaml")
+    outline = program.outline(file)
+    text = _SCRIPT_SPEC.format(
         name=name.replace("\n", " "),
         quoted_name=json.dumps(name),
         procs=procs,
         code=json.dumps(str(folder.relative_to(home))),
         script=json.dumps(file.name),
-        options=f"its options: {', '.join(seen.options)}"
-        if seen.options
+        options=f"its options: {', '.join(outline.options)}"
+        if outline.options
         else "NAME: VALUE becomes --NAME=VALUE",
-        saves=json.dumps(seen.saves),
-        resume=json.dumps(seen.resume),
+        saves=json.dumps(outline.saves),
+        resume=json.dumps(outline.resume),
     )
     _write(path, text)
 
@@ -149,8 +151,8 @@ def to_create(path: Path, workload: str) -> str:
 def _as_answer(finding: Finding) -> str:
     """Return the finding with its flag in place of its position, because the file of the position is not written."""
     flag = _FLAGS.get(finding.path, finding.path)
-    place = f":{finding.place.line}:{finding.place.column}"
-    return finding._replace(path="").line(flag).replace(place, "", 1)
+    position = f":{finding.position.line}:{finding.position.column}"
+    return finding._replace(path="").line(flag).replace(position, "", 1)
 
 
 def _text(name: str, workload: str, procs: int, steps: int) -> str:

@@ -8,11 +8,11 @@ from ddpgen.adopt.draft import Draft
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
 
 _BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius)://")
-_SAME = {
+_SAME_FIELDS = {
     "instance_type": "instance_type", "cpus": "cpus", "memory": "memory", "disk_tier": "disk_tier",
     "network_tier": "network_tier", "image_id": "image",
 }  # fmt: skip
-_READ_ELSEWHERE = (
+_OTHER_KEYS = (
     "run",
     "workdir",
     "num_nodes",
@@ -27,52 +27,52 @@ _READ_ELSEWHERE = (
 
 def fields(root: Table, draft: Draft) -> dict[str, str]:
     """All but the command. Returns the variables that are known to it."""
-    line = {name: place.line for name, place in root.keys.items()}
+    line = {name: position.line for name, position in root.keys.items()}
     entries = root.entries
-    known = {"SKYPILOT_NUM_NODES": _text(entries.get("num_nodes")) or "1"}
-    if known["SKYPILOT_NUM_NODES"].isdigit():
-        draft.put("nodes", int(known["SKYPILOT_NUM_NODES"]), line.get("num_nodes", 0))
+    variables = {"SKYPILOT_NUM_NODES": _text(entries.get("num_nodes")) or "1"}
+    if variables["SKYPILOT_NUM_NODES"].isdigit():
+        draft.put("nodes", int(variables["SKYPILOT_NUM_NODES"]), line.get("num_nodes", 0))
     if _text(entries.get("name")):
         draft.put("name", _text(entries["name"]), line["name"])
     resources = entries.get("resources")
     gpus = _resources(resources, draft) if isinstance(resources, Table) else 0
     if gpus:
-        known["SKYPILOT_NUM_GPUS_PER_NODE"] = str(gpus)
+        variables["SKYPILOT_NUM_GPUS_PER_NODE"] = str(gpus)
     if draft.get("targets.sky.spot") is None:
         draft.put("targets.sky.spot", False)  # the spec's own default is true
-    known |= _variables(root, draft)
+    variables |= _variables(root, draft)
     for text in filter(str.strip, _text(entries.get("setup")).splitlines()):
         draft.add("targets.sky.setup", text, line["setup"])
     mounts = entries.get("file_mounts")
     for path, node in mounts.entries.items() if isinstance(mounts, Table) else ():
         _mount(path, node, draft)
     if draft.get("targets.sky.bucket.url") is None:
-        what = "no bucket is mounted for checkpoints, which are lost with the machine"
-        draft.trap(line.get("resources", 0), what, "write targets.sky.bucket: s3://NAME")
+        problem = "no bucket is mounted for checkpoints, which are lost with the machine"
+        draft.report_trap(line.get("resources", 0), problem, "write targets.sky.bucket: s3://NAME")
     for name in entries:
-        if name not in _READ_ELSEWHERE:
-            draft.lost(line[name], f"{name}:")
-    return known
+        if name not in _OTHER_KEYS:
+            draft.report_lost(line[name], f"{name}:")
+    return variables
 
 
 def _variables(root: Table, draft: Draft) -> dict[str, str]:
-    known = {}
+    variables = {}
     for group in ("envs", "secrets"):
         table = root.entries.get(group)
         for name, node in table.entries.items() if isinstance(table, Table) else ():
             value = _text(node)
             if group == "secrets":
-                draft.add("targets.sky.secrets", name, node.place.line)
+                draft.add("targets.sky.secrets", name, node.position.line)
                 continue
-            draft.variable(name, value, node.place.line)
+            draft.variable(name, value, node.position.line)
             if value and not draft.is_secret(name, value):
-                known[name] = value
-    return known
+                variables[name] = value
+    return variables
 
 
 def _resources(table: Table, draft: Draft) -> int:
     gpus = 0
-    where = [_text(table.entries.get(name)) for name in ("cloud", "region", "zone")]
+    location = [_text(table.entries.get(name)) for name in ("cloud", "region", "zone")]
     for name, node in table.entries.items():
         text, line = _text(node), table.keys[name].line
         if name == "accelerators":
@@ -80,20 +80,22 @@ def _resources(table: Table, draft: Draft) -> int:
         elif name == "use_spot":
             draft.put("targets.sky.spot", text.lower() in ("true", "yes", "on"), line)
         elif name in ("cloud", "infra") and text:
-            draft.put("targets.sky.infra", ["/".join(filter(None, where)) or text], line)
+            draft.put("targets.sky.infra", ["/".join(filter(None, location)) or text], line)
         elif name == "disk_size" and text.removesuffix("GB").isdigit():
             draft.put("targets.sky.disk_size", int(text.removesuffix("GB")), line)
-        elif name in _SAME and text:
-            draft.put(f"targets.sky.{_SAME[name]}", text, line)
-        elif name not in ("region", "zone") or not where[0]:
-            draft.lost(line, f"resources.{name}", "look for it in docs/spec.md, below targets.sky")
+        elif name in _SAME_FIELDS and text:
+            draft.put(f"targets.sky.{_SAME_FIELDS[name]}", text, line)
+        elif name not in ("region", "zone") or not location[0]:
+            draft.report_lost(
+                line, f"resources.{name}", "look for it in docs/spec.md, below targets.sky"
+            )
     return gpus
 
 
 def _accelerators(node: Node, line: int, draft: Draft) -> int:
-    kinds = [_text(node)] if _text(node) else [_text(each) for each in getattr(node, "items", [])]
+    kinds = [_text(node)] if _text(node) else [_text(item) for item in getattr(node, "items", [])]
     if isinstance(node, Table):
-        kinds = [f"{kind}:{_text(each)}" for kind, each in node.entries.items()]
+        kinds = [f"{kind}:{_text(item)}" for kind, item in node.entries.items()]
     kinds = [kind if ":" in kind else f"{kind}:1" for kind in kinds]
     if isinstance(node, Listing):
         draft.put("targets.sky.ordered", True, line)
@@ -106,18 +108,18 @@ def _accelerators(node: Node, line: int, draft: Draft) -> int:
 
 def _mount(path: str, node: Node, draft: Draft) -> None:
     """The first bucket that is mounted to write to becomes the job's."""
-    line = node.place.line
-    said = (
-        {name: _text(each) for name, each in node.entries.items()}
+    line = node.position.line
+    options = (
+        {name: _text(item) for name, item in node.entries.items()}
         if isinstance(node, Table)
         else {}
     )
-    source = said.get("source") or (
-        f"{said.get('store', 's3')}://{said['name']}" if "name" in said else ""
+    source = options.get("source") or (
+        f"{options.get('store', 's3')}://{options['name']}" if "name" in options else ""
     )
-    mode = said.get("mode", "MOUNT").upper()
+    mode = options.get("mode", "MOUNT").upper()
     if mode == "COPY" or not _BUCKET.match(source) or draft.get("targets.sky.bucket.url"):
-        draft.lost(
+        draft.report_lost(
             line,
             f"file_mounts {path}",
             "put small files below code; have targets.sky.setup fetch data",
@@ -127,9 +129,11 @@ def _mount(path: str, node: Node, draft: Draft) -> None:
     draft.put("targets.sky.bucket.path", path, line)
     if mode == "MOUNT_CACHED":
         draft.put("targets.sky.bucket.mode", "cached", line)
-    what = f"two jobs that write to {path} write over each other's checkpoints"
-    draft.trap(
-        line, what, "each job has its own part of the bucket: write {checkpoint_dir} in train.args"
+    problem = f"two jobs that write to {path} write over each other's checkpoints"
+    draft.report_trap(
+        line,
+        problem,
+        "each job has its own part of the bucket: write {checkpoint_dir} in train.args",
     )
 
 

@@ -35,7 +35,7 @@ SECRETS = [
 _STEP = re.compile(r"step-[0-9]{9,}")
 
 
-class Gathered(NamedTuple):
+class CodeFiles(NamedTuple):
     """Files by their path in the bundle, and the paths of files that stay behind because they may hold secrets."""
 
     files: dict[str, Path]
@@ -44,53 +44,53 @@ class Gathered(NamedTuple):
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the faults of the files that the job names. `home`: the spec's directory."""
-    sound = True
+    all_copyable = True
     for path in job.code:
         for conflict in _check_path(path, home):
-            sound = False
+            all_copyable = False
             yield conflict
-    field = f"train.{job.train.runs}"
-    wanted = job.train.own_file
-    if not wanted or not job.code or not sound:
+    field = f"train.{job.train.program_field}"
+    script = job.train.user_file
+    if not script or not job.code or not all_copyable:
         return
-    parts = wanted.split("/")
-    if wanted.startswith("/") or ".." in parts:
-        what = f"{wanted} leads out of code"
-        yield Conflict((field,), what, "write its path inside code")
+    parts = script.split("/")
+    if script.startswith("/") or ".." in parts:
+        problem = f"{script} leads out of code"
+        yield Conflict((field,), problem, "write its path inside code")
         return
     walk = _Walk(home.resolve(), ())
-    if any(name == wanted for path in job.code for name, _ in walk.files(home / path)):
+    if any(name == script for path in job.code for name, _ in walk.files(home / path)):
         return
-    what = f"{wanted} is not in code ({', '.join(job.code)})"
+    problem = f"{script} is not in code ({', '.join(job.code)})"
     remedy = f"create it, or add the directory of {parts[-1]}"
-    if any((home / path / wanted).is_file() for path in job.code):
-        what = f"{wanted} is there, but is left out of what travels in code"
+    if any((home / path / script).is_file() for path in job.code):
+        problem = f"{script} is there, but is left out of what travels in code"
         remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"
-    yield Conflict((field, "code"), what, remedy)
+    yield Conflict((field, "code"), problem, remedy)
 
 
 def _check_path(path: str, home: Path) -> Iterator[Conflict]:
-    what = ""
+    problem = ""
     if path.startswith(("/", "~")):
-        what, remedy = f"{path} is not relative", "write a path relative to the spec's directory"
+        problem, remedy = f"{path} is not relative", "write a path relative to the spec's directory"
     elif not (home / path).exists():
-        what, remedy = f"{path} does not exist beside the spec", "create it, or correct the path"
+        problem, remedy = f"{path} does not exist beside the spec", "create it, or correct the path"
     elif not (home / path).resolve().is_relative_to(home.resolve()):
-        what = f"{path} leads out of the spec's directory"
+        problem = f"{path} leads out of the spec's directory"
         remedy = "move the spec above it, so that the job is one folder"
     elif not ((home / path).is_file() or (home / path).is_dir()):
-        what, remedy = f"{path} is neither a file nor a directory", "name one that can be copied"
-    if what:
-        yield Conflict(("code",), what, remedy)
+        problem, remedy = f"{path} is neither a file nor a directory", "name one that can be copied"
+    if problem:
+        yield Conflict(("code",), problem, remedy)
 
 
-def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> Gathered:
+def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> CodeFiles:
     """Return the files of a spec's `code`.
 
     `avoid`: directories that must not be copied, such as the bundle itself and the checkpoints. Raises
     FileTroubleError for a file that cannot be copied.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     walk = _Walk(home.resolve(), tuple(path.resolve() for path in avoid))
     for path in code:
         for name, file in walk.files(home / path):
@@ -98,12 +98,12 @@ def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> Gathered:
                 raise FileTroubleError(
                     f"{os.fsencode(file)!r}: the name is not UTF-8; rename the file"
                 )
-            if name in found:
-                message = f"{found[name]} and {file} would both become code/{name}; rename one"
+            if name in files:
+                message = f"{files[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
-            found[name] = file
-    named = {f"{DIRECTORY}/{name}": file for name, file in found.items()}
-    return Gathered(named, walk.withheld)
+            files[name] = file
+    bundle_files = {f"{DIRECTORY}/{name}": file for name, file in files.items()}
+    return CodeFiles(bundle_files, walk.withheld)
 
 
 def refuse_too_much(files: Mapping[str, Path], limit_mib: int) -> None:
@@ -139,26 +139,26 @@ class _Walk:
     def files(self, root: Path) -> Iterator[tuple[str, Path]]:
         """Yield each file's path below the root, and its path on disk. Fill `withheld`."""
         if not root.is_dir():
-            yield root.name, self._within(root)
+            yield root.name, self._resolve(root)
             return
         patterns = _patterns(root)
         secrets = [_pattern(line) for line in SECRETS]
-        for place, names, files in os.walk(root, onerror=_unreadable, followlinks=True):
-            directory = Path(place)
+        for parent, names, files in os.walk(root, onerror=_unreadable, followlinks=True):
+            directory = Path(parent)
             for name in sorted((*names, *files)):
                 path = directory / name
-                below = path.relative_to(root).as_posix()
-                left_out = self._left_out(below, path, patterns)
-                if not left_out and any(pattern.fullmatch(below) for pattern in secrets):
+                relative = path.relative_to(root).as_posix()
+                left_out = self._left_out(relative, path, patterns)
+                if not left_out and any(pattern.fullmatch(relative) for pattern in secrets):
                     left_out = True
                     self.withheld.append(path)
                 if left_out:
                     if name in names:
                         names.remove(name)
                     continue
-                real = self._within(path) if path.is_symlink() else path
+                real = self._resolve(path) if path.is_symlink() else path
                 if path.is_file():
-                    yield below, real
+                    yield relative, real
                 elif not path.is_dir():
                     message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
                     raise FileTroubleError(message)
@@ -174,7 +174,7 @@ class _Walk:
             return False
         return path.resolve() in self.avoid or _is_bundle(path) or _is_checkpoints(path)
 
-    def _within(self, path: Path) -> Path:
+    def _resolve(self, path: Path) -> Path:
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError):

@@ -19,7 +19,7 @@ from ddpgen.spec.rules import Conflict
 _FIELD = re.compile(r"^# (from|for|container): (.+)$", re.MULTILINE)
 
 
-def place(spec: str) -> Path:
+def path(spec: str) -> Path:
     """Return the path of this spec's lock."""
     return Path(spec).with_suffix(".lock")
 
@@ -46,39 +46,45 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     """Yield the faults of the lock, if the job runs from one."""
     if not job.locked:
         return
-    about, lock = ("environment.packages", "environment"), place(spec)
-    again = f"write it with {shlex.join(['ddpgen', 'lock', spec])}"
+    fields, lock = ("environment.packages", "environment"), path(spec)
+    lock_advice = f"write it with {shlex.join(['ddpgen', 'lock', spec])}"
     try:
         text = lock.read_text("utf-8")
     except FileNotFoundError:
-        yield Conflict(about, f"is locked, and there is no {lock}", again)
+        yield Conflict(fields, f"is locked, and there is no {lock}", lock_advice)
         return
     except (OSError, UnicodeDecodeError) as error:
-        yield Conflict(about, f"{lock} cannot be read: {error}", again)
+        yield Conflict(fields, f"{lock} cannot be read: {error}", lock_advice)
         return
-    said = facts(text)
-    if said is None:
-        yield Conflict(about, f"{lock} is not what `ddpgen lock` writes", f"move it away; {again}")
+    head_facts = facts(text)
+    if head_facts is None:
+        yield Conflict(
+            fields, f"{lock} is not what `ddpgen lock` writes", f"move it away; {lock_advice}"
+        )
         return
-    if "container" in said:
-        what = (
+    if "container" in head_facts:
+        problem = (
             f"{lock} names a container by its digest, which only apptainer on slurm, and sky, start"
         )
-        yield Conflict(about, what, f"write environment: installed for this tier, or {again}")
-    origin, _, digest = said.get("from", "").partition(" sha256:")
-    made_from = lock.parent / origin
+        yield Conflict(
+            fields, problem, f"write environment: installed for this tier, or {lock_advice}"
+        )
+    origin, _, digest = head_facts.get("from", "").partition(" sha256:")
+    source_file = lock.parent / origin
     try:
-        current = source(made_from, lock.parent) if digest and made_from.is_file() else None
+        current = source(source_file, lock.parent) if digest and source_file.is_file() else None
     except OSError as error:
-        what = f"{made_from}, from which {lock} is made, cannot be read: {error.strerror}"
-        yield Conflict(about, what, f"correct that, or move it away if {lock} holds without it")
+        problem = f"{source_file}, from which {lock} is made, cannot be read: {error.strerror}"
+        yield Conflict(fields, problem, f"correct that, or move it away if {lock} holds without it")
         return
-    if current is not None and current != said["from"]:
-        what = f"{lock} is outdated: {made_from} has changed since"
-        yield Conflict(about, what, f"{again} -r {shlex.quote(str(made_from))}")
-    elif "container" not in said and not re.search(r"^torch==", text, re.MULTILINE):
-        what = f"{lock} has no torch, and the job needs it"
-        yield Conflict(about, what, f"add torch to what it is made from; {again}", fatal=False)
+    if current is not None and current != head_facts["from"]:
+        problem = f"{lock} is outdated: {source_file} has changed since"
+        yield Conflict(fields, problem, f"{lock_advice} -r {shlex.quote(str(source_file))}")
+    elif "container" not in head_facts and not re.search(r"^torch==", text, re.MULTILINE):
+        problem = f"{lock} has no torch, and the job needs it"
+        yield Conflict(
+            fields, problem, f"add torch to what it is made from; {lock_advice}", fatal=False
+        )
 
 
 def container(job: JobSpec, spec: str) -> str:
@@ -86,7 +92,7 @@ def container(job: JobSpec, spec: str) -> str:
     if not job.locked:
         return ""
     try:
-        head_facts = facts(place(spec).read_text("utf-8")) or {}
+        head_facts = facts(path(spec).read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError):  # check() reports it
         return ""
     return head_facts.get("container", "")

@@ -13,7 +13,7 @@ from typing import Any
 
 # A repository's own configuration must not start programs, and git must not take a path for a pattern.
 _GIT = ("git", "--no-optional-locks", "--literal-pathspecs", "-c", "core.fsmonitor=false")
-_MOST_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict[str, Any] | None:
@@ -23,7 +23,7 @@ def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict
     are not in the commit, or differ from it.
     """
     home = home.resolve()
-    if not any((place / ".git").exists() for place in (home, *home.parents)):
+    if not any((directory / ".git").exists() for directory in (home, *home.parents)):
         return None
     with contextlib.suppress(OSError, ValueError):
         status = _git(home, "status", "--porcelain=v2", "--branch", "--no-renames", "-z", "-uno")
@@ -41,7 +41,7 @@ def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict
     return None
 
 
-def _git(where: Path, *words: str) -> Iterator[str]:
+def _git(directory: Path, *words: str) -> Iterator[str]:
     """Return git's output, cut at each NUL. Raise OSError, ValueError."""
     # Here, so that renders outside of repositories need not import it.
     import subprocess
@@ -50,8 +50,10 @@ def _git(where: Path, *words: str) -> Iterator[str]:
 
     try:
         command = [*_GIT, *words]
-        ended = trace.begin(command, where)
-        done = subprocess.run(command, cwd=where, capture_output=True, timeout=_MOST_S, check=True)
+        ended = trace.begin(command, directory)
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, timeout=_TIMEOUT_S, check=True
+        )
     except subprocess.SubprocessError as error:
         raise ValueError(str(error)) from None
     ended(done.returncode)

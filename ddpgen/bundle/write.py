@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.driver.wording import some
+from ddpgen.driver.wording import first_names
 from ddpgen.errors import BundleRefusedError, FileTroubleError, SpecUnreadableError
 
 if sys.platform != "win32":  # Windows writes bundles without locks
@@ -41,7 +41,7 @@ class Item(NamedTuple):
     executable: bool = False
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """The result of write(). `dropped`: the tiers that the bundle was rendered for before, and not now."""
 
     files: int
@@ -49,7 +49,9 @@ class Written(NamedTuple):
     dropped: Sequence[str] = ()
 
 
-def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool) -> Written:
+def write(
+    directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool
+) -> WriteResult:
     """Make `directory` hold exactly `items` and bundle.json, whose other keys are `facts`.
 
     A directory that holds them already stays untouched, so a job that runs from it is not disturbed.
@@ -60,20 +62,20 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     sums = {path: hashlib.sha256(content).hexdigest() for path, (content, _) in files.items()}
     directory = Path(os.path.abspath(directory))
     try:
-        _refuse_odd_place(directory)
-        stage, old = _beside(directory, "new"), _beside(directory, "old")
+        _refuse_unusable(directory)
+        stage, old = _temporary(directory, "new"), _temporary(directory, "old")
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with alone(directory):
+        with exclusive_lock(directory):
             _clean_up(directory, stage, old)
-            before = listing(directory)
+            old_facts = listing(directory)
             # The same files at another commit are the same bundle.
-            files[LISTING] = _listing({**facts, "source": before.get("source"), "files": sums})
+            files[LISTING] = _listing({**facts, "source": old_facts.get("source"), "files": sums})
             differ = (path for path, file in files.items() if not _holds(directory / path, *file))
             if (first := next(differ, None)) is None:
-                return Written(len(files), changed=False)
+                return WriteResult(len(files), changed=False)
             _log.debug(f"write {directory}: {first} is missing there, or differs")
             files[LISTING] = _listing({**facts, "files": sums})
-            _refuse_losses(directory, before, force)
+            _refuse_losses(directory, old_facts, force)
             try:
                 _fill(stage, files)
                 _replace(directory, stage, old)
@@ -82,8 +84,8 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     except OSError as error:
         raise _trouble(directory, error) from None
     targets = facts.get("targets", [])
-    dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
-    return Written(len(files), changed=True, dropped=dropped)
+    dropped = [str(tier) for tier in old_facts.get("targets", []) if tier not in targets]
+    return WriteResult(len(files), changed=True, dropped=dropped)
 
 
 def listing(directory: Path) -> dict[str, Any]:
@@ -100,11 +102,11 @@ def listing(directory: Path) -> dict[str, Any]:
 
 def read(bundle: Path) -> dict[str, Any]:
     """Return the bundle.json of a bundle, which has files and a spec. Raise SpecUnreadableError."""
-    found = listing(bundle)
-    if not {"files", "spec"} <= found.keys():
+    facts = listing(bundle)
+    if not {"files", "spec"} <= facts.keys():
         raise unreadable(bundle)
     _log.debug(f"read {bundle / LISTING}")
-    return found
+    return facts
 
 
 def unreadable(bundle: Path) -> SpecUnreadableError:
@@ -116,14 +118,14 @@ def unreadable(bundle: Path) -> SpecUnreadableError:
 
 def _listing(facts: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return bundle.json and its mode. Facts that are None are left out."""
-    told = {name: value for name, value in facts.items() if value is not None}
-    return f"{json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode(), 0o644
+    known = {name: value for name, value in facts.items() if value is not None}
+    return f"{json.dumps(known, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode(), 0o644
 
 
 def _replace(directory: Path, stage: Path, old: Path) -> None:
     """Put the finished `stage` in the place of `directory`."""
     if directory.exists():
-        _refuse_pulling_the_rug(directory)
+        _refuse_in_use(directory)
         for name in _logs(directory):  # linked, not copied, because a job may be writing to them
             os.link(directory / name, stage / name)
         os.rename(directory, old)
@@ -132,7 +134,7 @@ def _replace(directory: Path, stage: Path, old: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def exclusive_lock(directory: Path) -> Iterator[None]:
     """Wait until no other ddpgen renders into the parent of `directory`, and make others wait meanwhile.
 
     The lock is on the parent directory itself, so it leaves no file. Without locks (on Windows and some network
@@ -150,9 +152,9 @@ def alone(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _beside(directory: Path, what: str) -> Path:
+def _temporary(directory: Path, role: str) -> Path:
     """Return the path of a directory that exists only during the replacement; code.py has the name, too."""
-    return directory.with_name(f".{directory.name}.ddpgen-{what}")
+    return directory.with_name(f".{directory.name}.ddpgen-{role}")
 
 
 def _clean_up(directory: Path, stage: Path, old: Path) -> None:
@@ -164,7 +166,7 @@ def _clean_up(directory: Path, stage: Path, old: Path) -> None:
             shutil.rmtree(leftover)
 
 
-def _in_use(directory: Path) -> bool:
+def _is_in_use(directory: Path) -> bool:
     """True if a job that was started from this directory holds it."""
     if sys.platform == "win32":
         return False
@@ -182,10 +184,10 @@ def _in_use(directory: Path) -> bool:
 
 def refuse_inside_another(directory: Path) -> None:
     """Raise FileTroubleError if `directory` lies in another bundle, whose next render would remove it."""
-    for above in Path(os.path.abspath(directory)).parents:
-        if (above / LISTING).is_file() and (above / "train" / "__main__.py").is_file():
+    for parent in Path(os.path.abspath(directory)).parents:
+        if (parent / LISTING).is_file() and (parent / "train" / "__main__.py").is_file():
             raise FileTroubleError(
-                f"{directory}: would lie inside the bundle {above}, which is replaced when it is "
+                f"{directory}: would lie inside the bundle {parent}, which is replaced when it is "
                 "rendered; go to another directory, or name one with -o"
             )
 
@@ -193,9 +195,9 @@ def refuse_inside_another(directory: Path) -> None:
 def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
     """Yield the files of a directory as items, without Python's caches."""
     for path in sorted(filter(Path.is_file, source.rglob("*"))):
-        below = path.relative_to(source)
-        if "__pycache__" not in below.parts and path.suffix not in (".pyc", ".pyo"):
-            yield Item(f"{prefix}/{below.as_posix()}", file=path)
+        relative = path.relative_to(source)
+        if "__pycache__" not in relative.parts and path.suffix not in (".pyc", ".pyo"):
+            yield Item(f"{prefix}/{relative.as_posix()}", file=path)
 
 
 def _fill(stage: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
@@ -234,7 +236,7 @@ def _read(path: Path) -> bytes | None:
     return None
 
 
-def _refuse_odd_place(directory: Path) -> None:
+def _refuse_unusable(directory: Path) -> None:
     if not directory.name:
         raise BundleRefusedError(f"{directory} cannot be a bundle; give another place with -o")
     if Path.cwd().is_relative_to(directory.resolve()):
@@ -250,12 +252,12 @@ def _refuse_odd_place(directory: Path) -> None:
         raise BundleRefusedError(f"{directory} is a file; remove it, or give another place with -o")
 
 
-def _refuse_losses(directory: Path, before: Mapping[str, Any], force: bool) -> None:
-    present, sums = set(_present(directory)), before.get("files", {})
+def _refuse_losses(directory: Path, old_facts: Mapping[str, Any], force: bool) -> None:
+    present, sums = set(_present(directory)), old_facts.get("files", {})
     foreign = sorted(present - set(sums) - {LISTING, *_logs(directory)})
     if foreign:
         raise BundleRefusedError(
-            f"{directory} holds what ddpgen did not write: {some(foreign)}. Nothing was changed. "
+            f"{directory} holds what ddpgen did not write: {first_names(foreign)}. Nothing was changed. "
             "Move it away, or give another place with -o"
         )
     edited = [
@@ -266,13 +268,13 @@ def _refuse_losses(directory: Path, before: Mapping[str, Any], force: bool) -> N
     ]
     if edited and not force:
         raise BundleRefusedError(
-            f"{directory} was edited by hand: {some(edited)}. Nothing was changed. Take the edits "
+            f"{directory} was edited by hand: {first_names(edited)}. Nothing was changed. Take the edits "
             "over into the spec or --templates; --force gives them up"
         )
 
 
-def _refuse_pulling_the_rug(directory: Path) -> None:
-    if _in_use(directory):
+def _refuse_in_use(directory: Path) -> None:
+    if _is_in_use(directory):
         raise BundleRefusedError(
             f"a job runs from {directory} and needs its files to restart. Nothing was changed. Stop "
             "it (Ctrl-C where it was started; or touch the file stop in its checkpoint directory; or, "
@@ -296,14 +298,15 @@ def _logs(directory: Path) -> list[str]:
 
 
 def _trouble(directory: Path, error: OSError) -> FileTroubleError:
-    what = error.strerror or str(error)
+    reason = error.strerror or str(error)
     remedy = "give another place with -o"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space; the earlier bundle, if any, is untouched"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"{remedy}, or ask for the permission"
-    about = os.fsdecode(error.filename or "")
-    ours = str(_beside(directory, ""))
-    if about == str(directory) or about.startswith(ours):  # our own directories tell a user nothing
-        about = ""
-    return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")
+    path = os.fsdecode(error.filename or "")
+    temporary_prefix = str(_temporary(directory, ""))
+    # Our own directories tell a user nothing.
+    if path == str(directory) or path.startswith(temporary_prefix):
+        path = ""
+    return FileTroubleError(f"{directory}: {reason}{f' ({path})' if path else ''}; {remedy}")

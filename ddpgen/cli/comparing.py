@@ -59,7 +59,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
     import json
 
     click.echo(json.dumps(differ.as_json(found), indent=1) if as_json else differ.as_text(found))
-    sys.exit(0 if found.same else 1)
+    sys.exit(0 if found.equal else 1)
 
 
 @cli.command()
@@ -96,7 +96,7 @@ def verify(
 
     place = keep.absolute() if keep else None
     options = given(**{"from": begin}, steps=steps, procs=procs, keep=place, json=as_json)
-    become_module("verify", _recorded(job), options)
+    become_module("verify", _run_directory(job), options)
 
 
 @cli.command()
@@ -128,9 +128,9 @@ def reproduce(
 
     if target is not None and (procs is not None or steps is not None):
         raise click.UsageError("--procs and --steps are for a run here; leave --target out.")
-    directory = _recorded(job)
+    directory = _run_directory(job)
     os.environ["DDPGEN_CALLED_AS"] = "ddpgen reproduce"
-    place = again.place(directory, output)
+    place = again.new_directory(directory, output)
     code, said = output_of_module("verify", directory, ["--unpack", f"--keep={place}"])
     if code:
         sys.exit(code)
@@ -156,10 +156,10 @@ def reproduce(
     _log.info(f"next, when it is done: ddpgen diff {directory} {checkpoints}")
 
 
-def _recorded(job: str) -> Path:
+def _run_directory(job: str) -> Path:
     """Return the checkpoint directory of the run to compute again: no option of these commands chooses its tier."""
     try:
         return visible(job, None)
     except OptionRefusedError as error:
-        told, _, _ = str(error).partition("; name one")
-        raise OptionRefusedError(f"{told}; give the checkpoint directory of the run") from None
+        message, _, _ = str(error).partition("; name one")
+        raise OptionRefusedError(f"{message}; give the checkpoint directory of the run") from None

@@ -66,7 +66,7 @@ def status(
     if watch:
         _watch(meant, interval)
         return
-    said = commands.status(meant, captured=as_json).said
+    said = commands.status(meant, captured=as_json).parts
     if as_json:
         import json
 

@@ -62,10 +62,10 @@ class _Launch(click.Command):
         except click.NoSuchOption as error:
             if len(error.possibilities or ()) == 1:  # it is misspelt
                 raise
-            told = (
+            message = (
                 f"{error.message} An option of the training stands behind --, like -- --steps=50."
             )
-            raise click.UsageError(told, ctx) from None
+            raise click.UsageError(message, ctx) from None
 
 
 @cli.command(cls=_Launch)
@@ -93,10 +93,10 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     readings, directory, _ = write_bundle(spec, target, job.Render(**options))
     tier = TIERS[target]
     if tier.start:
-        record.remember(directory, record.Launched(target))
+        record.write_launch(directory, record.Launch(target))
         become(["bash", as_argument(str(directory / tier.start)), *arguments])
     launched = tier.submit(readings[target].job, directory, arguments)
     click.echo(launched.job)
-    record.remember(directory, launched)
+    record.write_launch(directory, launched)
     for following in ("status", "logs --follow", "stop"):
         _log.info(f"next: ddpgen {following} {named(Path(spec), options['output'])}")

@@ -91,7 +91,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     asked["step_times"] = _each_once(asked["step_times"])
     tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
     with refusals():
-        found = predict.predict(jobs, tier, predict.Asked(**asked), run)
+        found = predict.predict(jobs, tier, predict.PredictOptions(**asked), run)
     if plot is not None:
         from ddpgen.measure import plot as pictures
 
@@ -139,7 +139,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     if not tier.start:
         launched = tier.submit(probed[target].job, bundle, ["--probe"])
         click.echo(launched.job)
-        record.remember(bundle, launched)
+        record.write_launch(bundle, launched)
         _log.info(f"next: ddpgen logs {bundle} --follow")
         return
     start = ["bash", as_argument(str(bundle / tier.start))]
@@ -149,8 +149,8 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         figures.unlink()  # an earlier probe's, because this one may end without figures
     with Interrupts() as interrupts:
         code = interrupts.run([*start, "--probe"])
-        if tier.brings and code in (0, 75):
-            interrupts.run([*start, tier.brings])
+        if tier.fetch_option and code in (0, 75):
+            interrupts.run([*start, tier.fetch_option])
     # A launch that was refused has no figures, and its exit code says why.
     if to is not None and (code == 0 or figures.exists()):
         probe.copy(figures, to)
@@ -200,15 +200,15 @@ def bench(
     from ddpgen.measure import bench as benched
     from ddpgen.measure import bench_table
     from ddpgen.measure import plot as pictures
-    from ddpgen.tiers.registry import FIRST
+    from ddpgen.tiers.registry import DEFAULT_TIER
 
     _refuse_other_pictures(plot)
     if plot is not None:
         pictures.need()
     if shapes is None:
         readings = job.load(spec)
-        job.resolve(FIRST, readings)
-        shapes = benched.default_shapes(readings[FIRST].job)
+        job.resolve(DEFAULT_TIER, readings)
+        shapes = benched.default_shapes(readings[DEFAULT_TIER].job)
     wanted = dict.fromkeys(map(benched.tier_of, shapes))
     tiers = {tier: checked(spec, tier)[0][tier] for tier in wanted}
     with refusals():

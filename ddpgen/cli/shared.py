@@ -73,7 +73,7 @@ class Grouped(Commands):
         """Write one section for each of GROUPS."""
         for title, commands in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:<10}", does) for name, does in commands.items()])
+                formatter.write_dl([(f"{name:<10}", summary) for name, summary in commands.items()])
 
 
 @click.group(cls=Grouped, context_settings=_HELP)
@@ -96,7 +96,7 @@ def refusals() -> Iterator[None]:
         yield
     except Refused as refused:
         end = "" if refused.remedy.endswith("?") else "."
-        raise click.UsageError(f"{refused.what}; {refused.remedy}{end}") from None
+        raise click.UsageError(f"{refused.problem}; {refused.remedy}{end}") from None
 
 
 class PathOption(click.Path):
@@ -104,14 +104,14 @@ class PathOption(click.Path):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         file = not self.dir_okay
-        what = "file" if file else "directory"
+        noun = "file" if file else "directory"
         if not str(value):
-            self.fail(f"it is empty; name a {what}.", param, ctx)
+            self.fail(f"it is empty; name a {noun}.", param, ctx)
         path = Path(value)
         if file and path.is_dir():
             self.fail(f"{value} is a directory; name a file.", param, ctx)
         if self.exists and not (path.is_file() if file else path.is_dir()):
-            self.fail(f"there is no {what} {value}; name another.", param, ctx)
+            self.fail(f"there is no {noun} {value}; name another.", param, ctx)
         if file and not path.parent.is_dir():
             self.fail(
                 f"there is no directory {path.parent}; create it, or name another file.", param, ctx
@@ -123,13 +123,13 @@ class Count(click.IntRange):
     """A whole number within a range, read as in a spec."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        from ddpgen.spec.fields import LARGEST, Refused, Whole
+        from ddpgen.spec.fields import MAX_INTEGER, Refused, WholeNumber
 
-        kind = Whole(int(self.min or 0), LARGEST if self.max is None else int(self.max))
+        kind = WholeNumber(int(self.min or 0), MAX_INTEGER if self.max is None else int(self.max))
         try:
             return kind.parse_text(value) if isinstance(value, str) else value
         except Refused as refused:
-            self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
+            self.fail(f"{refused.problem}; {refused.remedy}.", param, ctx)
 
 
 class TierName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
@@ -148,8 +148,8 @@ class TierName(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         names = self._names()
         if value not in names:
-            what = "it takes one tier" if value == "all" else f"there is no tier {value}"
-            self.fail(f"{what}; write one of {', '.join(names)}.", param, ctx)
+            problem = "it takes one tier" if value == "all" else f"there is no tier {value}"
+            self.fail(f"{problem}; write one of {', '.join(names)}.", param, ctx)
         return value
 
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:
@@ -173,7 +173,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         try:
             return getattr(quantities, self.name)(value) if isinstance(value, str) else value
         except Refused as refused:
-            self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
+            self.fail(f"{refused.problem}; {refused.remedy}.", param, ctx)
 
 
 # Paths, so that a shell completes them.
@@ -285,7 +285,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
         raise click.UsageError("-o goes with a spec, not with a directory; leave it out.")
     elif os.path.exists(os.path.join(name, LISTING)):
         bundle = Path(name)
-        jobs = job.of_bundle(bundle)
+        jobs = job.bundle_jobs(bundle)
         if target is not None and target not in jobs:
             known = ", ".join(jobs)
             raise click.UsageError(

@@ -157,9 +157,9 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
       ddpgen plan examples/gpt.yaml
     """
     from ddpgen.tiers import tables
-    from ddpgen.tiers.registry import FIRST
+    from ddpgen.tiers.registry import DEFAULT_TIER
 
-    readings, tiers = checked(spec, target or FIRST)
+    readings, tiers = checked(spec, target or DEFAULT_TIER)
     if not as_json:
         click.echo("\n".join(tables.as_text(readings[tier].job, tier) for tier in tiers))
         return
@@ -202,7 +202,7 @@ def lock(spec: str, requirements: Path | None, container: str | None, output: Pa
             "a version lock is of packages or of a container: leave out -r or --container."
         )
     of = next(iter(job.load(spec).values())).job
-    file = output or form.place(spec)
+    file = output or form.path(spec)
     if container is not None:
         with refusals():
             facts, lines = locks.container(container), list[str]()

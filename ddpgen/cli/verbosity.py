@@ -63,7 +63,7 @@ def without_secrets(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= secrets.SHORTEST and secrets.is_secret(name, value):
             text = text.replace(value, f"${name}")
-    return secrets.FORMS.sub("***", text)
+    return secrets.TOKEN_FORMS.sub("***", text)
 
 
 def _show_from(level: int) -> Any:

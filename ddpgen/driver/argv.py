@@ -42,19 +42,19 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One command: `what` is run, status, stop, logs, fetch or help."""
+class DriverCommand:
+    """One command: `action` is run, status, stop, logs, fetch or help."""
 
-    what: str
+    action: str
     operand: str | None = None
     arguments: tuple[str, ...] = ()
 
 
-def parse(words: Sequence[str]) -> Wanted:
+def parse(words: Sequence[str]) -> DriverCommand:
     """Return the command in `words`. Raise UsageError."""
     option, equals, value = words[0].partition("=") if words else ("--", "", "")
     if option not in _OPERANDS:
-        return Wanted("run", arguments=tuple(words[1:] if option == "--" else words))
+        return DriverCommand("run", arguments=tuple(words[1:] if option == "--" else words))
     operands = [*([value] if equals else []), *words[1:]]
     allowed = _OPERANDS[option]
     if len(operands) > allowed:
@@ -65,6 +65,6 @@ def parse(words: Sequence[str]) -> Wanted:
     if operands and not operands[0]:
         raise UsageError(f"{option} was given an empty operand; see --help")
     if option == "--preflight":
-        return Wanted("run", arguments=(option,))
-    what = "help" if option == "-h" else option.removeprefix("--")
-    return Wanted(what, operands[0] if operands else None)
+        return DriverCommand("run", arguments=(option,))
+    action = "help" if option == "-h" else option.removeprefix("--")
+    return DriverCommand(action, operands[0] if operands else None)

@@ -13,54 +13,54 @@ from . import logs, remote
 from .ends import DONE, END_MARK, FAILED, USAGE
 from .plan import Plan, PlannedHost
 from .screen import Screen, folded, shown
-from .session import Home, Trouble, ask, why_not
+from .session import Context, Trouble, ask, failure_reason
 from .ssh import Ssh
 from .state import JobState, read
 from .wording import ago, clock, table
 
 _REPORT = re.compile(rb"%s\S+ \{" % END_MARK.encode())
-_LINES_EACH = 10
+_LINES_PER_HOST = 10
 
 
 async def ask_all(
-    plan: Plan, ssh: Ssh, text: Callable[[Plan, PlannedHost], bytes], within: float
+    plan: Plan, ssh: Ssh, text: Callable[[Plan, PlannedHost], bytes], timeout_s: float
 ) -> tuple[dict[PlannedHost, dict[str, str]], dict[str, str]]:
     """Run a text on every host. Return the facts from each host, and by host name why the others gave none."""
     troubles: dict[str, str] = {}
 
-    async def one(host: PlannedHost) -> dict[str, str]:
+    async def ask_host(host: PlannedHost) -> dict[str, str]:
         try:
-            outcome = await ask(ssh, host, text(plan, host), within)
+            outcome = await ask(ssh, host, text(plan, host), timeout_s)
             if outcome.code != 0:
-                raise Trouble(why_not(outcome, ssh, host, within))
+                raise Trouble(failure_reason(outcome, ssh, host, timeout_s))
         except Trouble as trouble:
             troubles[host.name] = str(trouble)
             return {}
         return remote.facts(outcome.output)
 
-    answers = await asyncio.gather(*(one(host) for host in plan.hosts))
-    each = zip(plan.hosts, answers, strict=True)
-    found = {host: answer for host, answer in each if host.name not in troubles}
-    return found, {name: troubles[name] for name in plan.names if name in troubles}
+    answers = await asyncio.gather(*(ask_host(host) for host in plan.hosts))
+    pairs = zip(plan.hosts, answers, strict=True)
+    facts = {host: answer for host, answer in pairs if host.name not in troubles}
+    return facts, {name: troubles[name] for name in plan.names if name in troubles}
 
 
-def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
-    """Print messages about hosts. `said`: the message of each host, by its name."""
-    for line in folded(said):
-        home.screen.say(line)
+def show_messages(context: Context, messages: Mapping[str, str]) -> None:
+    """Print messages about hosts, which `messages` has by the host's name."""
+    for line in folded(messages):
+        context.screen.say(line)
 
 
-async def status(home: Home) -> int:
+async def status(context: Context) -> int:
     """Print the table of --status. Return 0 if every host answered."""
-    answers, troubles = await ask_all(home.plan, home.ssh, remote.status, home.pace.check)
-    rows, steps = table_of(home.plan, answers, troubles)
-    of_job = [f"the job: {_words(max(steps.values(), key=_step))}"] if steps else []
-    print_out("\n".join([*table(rows), *of_job]) + "\n")
-    say_of_hosts(home, {
-        host.name: f"no step for {found.age_s:.0f} s; why: ddpgen doctor {home.plan.checkpoints(host)}, there"
-        for host, found in steps.items() if found.stands_still
+    answers, troubles = await ask_all(context.plan, context.ssh, remote.status, context.pace.check)
+    rows, steps = table_of(context.plan, answers, troubles)
+    job_line = [f"the job: {_words(max(steps.values(), key=_step))}"] if steps else []
+    print_out("\n".join([*table(rows), *job_line]) + "\n")
+    show_messages(context, {
+        host.name: f"no step for {state.age_s:.0f} s; why: ddpgen doctor {context.plan.checkpoints(host)}, there"
+        for host, state in steps.items() if state.stalled
     })  # fmt: skip
-    say_of_hosts(home, troubles)
+    show_messages(context, troubles)
     return FAILED if troubles else DONE
 
 
@@ -77,72 +77,72 @@ def table_of(
     states = {host: read(answer) for host, answer in answers.items()}
     # At the end of an elastic job, rank 0 may be on another host than before.
     ended_on = {
-        found.attempt: host.name for host, found in states.items() if found.word != "running"
+        state.attempt: host.name for host, state in states.items() if state.status != "running"
     }
     for host in plan.hosts:
         answer = answers.get(host)
         if answer is None:
             rows.append((host.name, "unreachable", "", "", ""))
             continue
-        runs, found = answer.get("runs", ""), states[host]
+        runs, state = answer.get("runs", ""), states[host]
         node = _readable(answer.get("node", ""), runs == "no")
         job = _readable(answer.get("status", ""), all_gone)
-        if runs == "yes" and found.word == "running" and found.age_s is not None:
-            steps[host] = found
-            job += f": step {found.step}, {ago(found.age_s)}"
-        elif found.word == "running" and found.attempt in ended_on:
-            job = f"rank 0 moved to {ended_on[found.attempt]}"
-        rows.append((host.name, runs, node, job, _newest(found)))
+        if runs == "yes" and state.status == "running" and state.age_s is not None:
+            steps[host] = state
+            job += f": step {state.step}, {ago(state.age_s)}"
+        elif state.status == "running" and state.attempt in ended_on:
+            job = f"rank 0 moved to {ended_on[state.attempt]}"
+        rows.append((host.name, runs, node, job, _newest_checkpoint(state)))
     return rows, steps
 
 
-def _step(found: JobState) -> int:
-    return found.step or 0
+def _step(state: JobState) -> int:
+    return state.step or 0
 
 
-def _words(found: JobState) -> str:
-    known = [f"step {found.step}" + (f" of {found.last_step}" if found.last_step else "")]
-    if found.loss is not None:
-        known.append(f"loss {found.loss:.4f}")
-    if found.steps_per_s:
-        known.append(f"{found.steps_per_s:.3g} steps/s")
-    if found.steps_per_s and found.last_step:
-        left = max(0, found.last_step - _step(found)) / found.steps_per_s
-        known.append(f"{clock(left)} left")
-    return ", ".join(known)
+def _words(state: JobState) -> str:
+    words = [f"step {state.step}" + (f" of {state.last_step}" if state.last_step else "")]
+    if state.loss is not None:
+        words.append(f"loss {state.loss:.4f}")
+    if state.steps_per_s:
+        words.append(f"{state.steps_per_s:.3g} steps/s")
+    if state.steps_per_s and state.last_step:
+        left = max(0, state.last_step - _step(state)) / state.steps_per_s
+        words.append(f"{clock(left)} left")
+    return ", ".join(words)
 
 
-async def stop(home: Home) -> int:
+async def stop(context: Context) -> int:
     """Ask every host for a clean stop. Return 0 if every host answered."""
-    answers, troubles = await ask_all(home.plan, home.ssh, remote.stop, home.pace.check)
-    said = {}
+    answers, troubles = await ask_all(context.plan, context.ssh, remote.stop, context.pace.check)
+    messages = {}
     for host, answer in answers.items():
         if answer.get("stop") == "nothing":
-            said[host.name] = "nothing to stop: no job has run there"
+            messages[host.name] = "nothing to stop: no job has run there"
         elif answer.get("runs") == "no":
-            said[host.name] = "nothing runs there; the next start removes this request"
+            messages[host.name] = "nothing runs there; the next start removes this request"
         else:
-            said[host.name] = "asked for a clean stop"
-    say_of_hosts(home, said)
-    say_of_hosts(home, troubles)
+            messages[host.name] = "asked for a clean stop"
+    show_messages(context, messages)
+    show_messages(context, troubles)
     return FAILED if troubles else DONE
 
 
-def show_logs(home: Home, host: str | None) -> int:
+def show_logs(context: Context, host: str | None) -> int:
     """Print the end of each file of the newest launch; with `host`, the whole of its file. Return the exit code."""
-    names, directory = home.plan.names, home.logs.directory.parent
+    names, directory = context.plan.names, context.logs.directory.parent
     if host is not None and host not in names:
-        home.screen.say(f"{host} is not one of the hosts: {', '.join(names)}")
+        context.screen.say(f"{host} is not one of the hosts: {', '.join(names)}")
         return USAGE
     launch = logs.newest(directory)
     if launch is None:
-        home.screen.say(_nothing_kept(directory))
+        context.screen.say(_no_logs(directory))
         return FAILED
     if host is not None:
-        return _whole(launch / f"{host}.log", home.screen)
+        return _print_log(launch / f"{host}.log", context.screen)
     for name in names:
         path = launch / f"{name}.log"
-        lines = [shown(line) for line in logs.tail(path, _LINES_EACH) if not _is_report(line)]
+        lines = [shown(line) for line in logs.tail(path, _LINES_PER_HOST) if not _is_report(line)]
         print_out("\n".join([f"==> {path} <==", *(lines or ["(nothing)"]), ""]) + "\n")
     return DONE
 
@@ -152,7 +152,7 @@ def _is_report(line: bytes) -> bool:
     return _REPORT.search(line) is not None
 
 
-def _nothing_kept(directory: Path) -> str:
+def _no_logs(directory: Path) -> str:
     launches = logs.launches(directory)
     if not launches:
         return (
@@ -171,7 +171,7 @@ def print_out(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its end
 
 
-def _whole(path: Path, screen: Screen) -> int:
+def _print_log(path: Path, screen: Screen) -> int:
     """Print a host's whole file, made safe for a terminal; programs can read the file itself. Return the exit code."""
     try:
         with open(path, "rb") as file:
@@ -184,22 +184,22 @@ def _whole(path: Path, screen: Screen) -> int:
     return DONE
 
 
-def _newest(found: JobState) -> str:
+def _newest_checkpoint(state: JobState) -> str:
     """Return the newest checkpoint of a host in words; for a user's script, the step of its last save."""
-    if found.newest is not None:
-        return f"step {found.newest}"
-    return f"of step {found.saved[1]}" if found.saved else "none"
+    if state.newest_checkpoint is not None:
+        return f"step {state.newest_checkpoint}"
+    return f"of step {state.last_save[1]}" if state.last_save else "none"
 
 
-def _readable(line: str, gone: bool) -> str:
+def _readable(line: str, ended: bool) -> str:
     """Return a status line such as `failed 1f3a… 40 why` without the attempt's id, which is for programs.
 
     `running` names the step of the start. It is left out, because a reader would think that the job is stuck
-    there. `gone`: the process that wrote the line has ended; if the line says `running`, the process was killed.
+    there. `ended`: the process that wrote the line has ended. If the line says `running`, the process was killed.
     """
     match = re.fullmatch(r"(\w+) \S+ (\d+)(?: (.*))?", shown(line.encode()).strip())
     if match is None:
         return "none" if not line.strip() else "?"
     if match[1] == "running":
-        return "running when it was killed" if gone else "running"
+        return "running when it was killed" if ended else "running"
     return f"{match[1]} at step {match[2]}" + (f": {match[3]}" if match[3] else "")

@@ -20,7 +20,7 @@ from . import trace
 # pipe open.
 _DRAIN_S = 1.0
 _TERM_S = 2.0
-_KEPT = 4 << 20
+_MAX_OUTPUT = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Completed:
 class Child(asyncio.SubprocessProtocol):
     """One running program: its input, its output and its end."""
 
-    def __init__(self, hear: Callable[[bytes], None], log_end: Callable[[int], None]) -> None:
-        self._hear, self._log_end = hear, log_end
+    def __init__(self, on_output: Callable[[bytes], None], log_end: Callable[[int], None]) -> None:
+        self._on_output, self._log_end = on_output, log_end
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -46,7 +46,7 @@ class Child(asyncio.SubprocessProtocol):
     async def start(
         cls,
         argv: Sequence[str],
-        hear: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
         cwd: str | None = None,
         line: str = "",
     ) -> Child:
@@ -54,7 +54,7 @@ class Child(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         ended = trace.begin(argv, cwd, line)
         _, child = await loop.subprocess_exec(
-            lambda: cls(hear, ended),
+            lambda: cls(on_output, ended),
             *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -68,7 +68,7 @@ class Child(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._hear(data)
+        self._on_output(data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:
@@ -91,7 +91,7 @@ class Child(asyncio.SubprocessProtocol):
             self._ended.set_result(code)
             self._transport.close()
 
-    def say(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
         """Queue `data` for the program's input. Return False if the input is closed."""
         pipe = self._input()
         if pipe is None or pipe.is_closing():
@@ -137,28 +137,28 @@ class Child(asyncio.SubprocessProtocol):
 
 async def run(
     argv: Sequence[str],
-    said: bytes,
-    within: float | None,
+    stdin: bytes,
+    timeout_s: float | None,
     cwd: str | None = None,
     show: Callable[[bytes], None] | None = None,
     line: str = "",
 ) -> Completed:
-    """Run a program with `said` as its input, for at most `within` seconds. `show` gets its output at once.
+    """Run a program with `stdin` as its input, for at most `timeout_s`. `show` gets its output at once.
 
     `line`: see trace.begin(). If the caller is cancelled, the program is ended as well. Raises OSError.
     """
-    heard = bytearray()
+    output = bytearray()
 
-    def hear(data: bytes) -> None:
-        heard.extend(data[: _KEPT - len(heard)])
+    def collect(data: bytes) -> None:
+        output.extend(data[: _MAX_OUTPUT - len(output)])
         if show is not None:
             show(data)
 
-    child = await Child.start(argv, hear, cwd, line)
+    child = await Child.start(argv, collect, cwd, line)
     try:
-        child.say(said)
+        child.write(stdin)
         child.close_input()
-        code = await child.ended_within(within)
+        code = await child.ended_within(timeout_s)
     finally:
         await child.kill()
-    return Completed(code, bytes(heard))
+    return Completed(code, bytes(output))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import asking, plan, trace
-from .argv import USAGE, UsageError, Wanted, parse
+from .argv import USAGE, DriverCommand, UsageError, parse
 from .child import run
 from .ends import FAILED, NO_START, STOPPED
 from .ends import USAGE as WRONG_ARGUMENT
@@ -25,7 +25,7 @@ from .logs import Logs
 from .pace import Pace
 from .plan import Plan
 from .screen import Screen
-from .session import Home
+from .session import Context
 from .ssh import Ssh, ready
 
 _HANG_UP_S = 5.0
@@ -35,27 +35,27 @@ _FILES = 4096
 def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
     """Carry out the command in `words` with the bundle at `bundle`, and return the exit code."""
     try:
-        wanted = parse(words)
+        command = parse(words)
     except UsageError as error:
         return _complain(str(error), WRONG_ARGUMENT)
-    if wanted.what == "help":
+    if command.action == "help":
         asking.print_out(USAGE)
         return 0
     listing = Path(bundle, "hosts", "hosts.json")
     try:
-        ours = plan.read(listing.read_text("utf-8"))
+        hosts_plan = plan.read(listing.read_text("utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        message = f"{listing} cannot be read ({why}); copy the whole bundle, or render again"
+        fault = f"{type(error).__name__}: {error}"
+        message = f"{listing} cannot be read ({fault}); copy the whole bundle, or render again"
         return _complain(message, NO_START)
-    _be_ready()
+    _prepare_process()
     try:
-        with ready(ours, os.environ) as ssh:
-            return asyncio.run(_do(wanted, Path(bundle), ours, ssh, pace or Pace()))
+        with ready(hosts_plan, os.environ) as ssh:
+            return asyncio.run(_run_command(command, Path(bundle), hosts_plan, ssh, pace or Pace()))
     except ValueError as error:
         return _complain(str(error), WRONG_ARGUMENT)
     except KeyboardInterrupt:
-        return STOPPED if wanted.what == "run" else FAILED
+        return STOPPED if command.action == "run" else FAILED
 
 
 def _complain(message: str, code: int) -> int:
@@ -64,34 +64,36 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _be_ready() -> None:
+def _prepare_process() -> None:
     # Each host takes three pipes and a file; macOS allows 256 of them by default.
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        enough = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-        if soft != resource.RLIM_INFINITY and soft < enough:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+        limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     # A background job keeps writing, even if the terminal would stop it for that (stty tostop).
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
 
-async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) -> int:
+async def _run_command(
+    command: DriverCommand, bundle: Path, hosts_plan: Plan, ssh: Ssh, pace: Pace
+) -> int:
     launch = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    kept = bundle.parent / "logs" / ours.name / launch
-    screen = Screen(ours.names, os.environ, str(kept))
-    home = Home(ours, ssh, bundle, pace, screen, Logs(kept, screen.say))
+    log_directory = bundle.parent / "logs" / hosts_plan.name / launch
+    screen = Screen(hosts_plan.names, os.environ, str(log_directory))
+    context = Context(hosts_plan, ssh, bundle, pace, screen, Logs(log_directory, screen.say))
     _log_to(screen)
     try:
-        if wanted.what == "run":
-            return await DriverRun(home, wanted.arguments).run()
-        if wanted.what == "logs":
-            return asking.show_logs(home, wanted.operand)
-        if wanted.what == "fetch":
-            return await fetch(home, wanted.operand)
-        return await (asking.status if wanted.what == "status" else asking.stop)(home)
+        if command.action == "run":
+            return await DriverRun(context, command.arguments).run()
+        if command.action == "logs":
+            return asking.show_logs(context, command.operand)
+        if command.action == "fetch":
+            return await fetch(context, command.operand)
+        return await (asking.status if command.action == "status" else asking.stop)(context)
     finally:
-        await _hang_up(ours, ssh)
+        await _hang_up(hosts_plan, ssh)
         screen.close(pace.flush)
 
 
@@ -101,13 +103,13 @@ def _log_to(screen: Screen) -> None:
         return
     handler = logging.Handler()
     handler.emit = lambda record: screen.say(f"debug: {record.getMessage()}")  # type: ignore[method-assign]
-    ours = logging.getLogger(__package__)
-    ours.setLevel(logging.DEBUG)
-    ours.handlers = [handler]
+    driver_log = logging.getLogger(__package__)
+    driver_log.setLevel(logging.DEBUG)
+    driver_log.handlers = [handler]
 
 
-async def _hang_up(ours: Plan, ssh: Ssh) -> None:
+async def _hang_up(hosts_plan: Plan, ssh: Ssh) -> None:
     """End the shared connections, all at once. One that does not answer ends by itself later."""
-    open_ones = [host for host in ours.hosts if ssh.socket(host).exists()]
+    open_ones = [host for host in hosts_plan.hosts if ssh.socket(host).exists()]
     commands = (run(ssh.hang_up(host), b"", _HANG_UP_S) for host in open_ones)
     await asyncio.gather(*commands, return_exceptions=True)

@@ -14,11 +14,11 @@ SSH_FAILED = 255  # ssh's own exit code; the hosts' scripts never end with it
 END_MARK = "ddpgen-end "
 _CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
 _SOURCE = re.compile(r"(?:^|The last crash: )([^\s:]+): ")
-_OF_SSH = re.compile(
+_SSH_LINE = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
     r"|.*: Permission denied|Host key|packet_write"
 )
-_SILENT = "the connection was lost, or its script was killed there"
+_LOST = "the connection was lost, or its script was killed there"
 _STATES = {DONE: "done", STOPPED: "stopped", USAGE: "refused", NO_START: "refused"}
 
 
@@ -31,10 +31,10 @@ class End:
     code: int | None
     reason: str
     forced: bool = False
-    follows: bool = False  # its reason is a lost peer, so the peer's end is the cause
+    is_consequence: bool = False  # its reason is a lost peer, so the peer's end is the cause
 
     @property
-    def good(self) -> bool:
+    def clean(self) -> bool:
         return self.state in ("done", "stopped")
 
 
@@ -50,13 +50,13 @@ class Evidence:
     """The facts in a host's lines about its end.
 
     `report` comes from the host's supervisor, in the line with `token`, which no other program knows; until then it
-    is None. `last` is the last line that ddpgen printed, and `ssh` the last one of ssh. Both are for display only.
+    is None. `last_message` is ddpgen's last line, and `ssh_message` the last one of ssh. Both are for display only.
     """
 
     def __init__(self, token: str = "") -> None:
         self._mark = f"{END_MARK}{token} "
         self.report: Report | None = None
-        self.last = self.ssh = ""
+        self.last_message = self.ssh_message = ""
 
     def add(self, line: str) -> bool:
         """Take one line of the host's output. Return False if it is the report, which is not shown to the user."""
@@ -67,9 +67,9 @@ class Evidence:
             self.report = _report(text)
             return False
         if line.startswith("ddpgen: "):
-            self.last = line.removeprefix("ddpgen: ")
-        elif _OF_SSH.match(line):
-            self.ssh = line
+            self.last_message = line.removeprefix("ddpgen: ")
+        elif _SSH_LINE.match(line):
+            self.ssh_message = line
         return True
 
 
@@ -84,12 +84,12 @@ def _report(text: str) -> Report | None:
 def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
     """Return the end of a host from the exit code of its ssh and from its lines."""
     if code == SSH_FAILED or code < 0:
-        what = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh
-        reason = f"the connection was lost: {what}" if what else _SILENT
+        cause = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh_message
+        reason = f"the connection was lost: {cause}" if cause else _LOST
         return End(host, "lost", code, reason, forced)
     # A script leaves no report if it was killed, or ended before its supervisor began.
     report = evidence.report or Report(crashed=True, reason="")
-    reason = report.reason or evidence.last
+    reason = report.reason or evidence.last_message
     if code in _STATES:
         return End(host, _STATES[code], code, reason, forced)
     state = "failed" if not report.crashed else "killed" if forced else "crashed"
@@ -98,7 +98,7 @@ def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
 
 def culprit(ends: Sequence[End]) -> End | None:
     """Return the end that caused the others; None if all are good. `ends` are in order of time."""
-    bad = [end for end in ends if not end.good]
+    bad = [end for end in ends if not end.clean]
     first = _first(bad)
     if first is None:
         return None
@@ -110,13 +110,15 @@ def culprit(ends: Sequence[End]) -> End | None:
 
 def _first(bad: Sequence[End]) -> End | None:
     for end in bad:
-        if (end.state == "lost" and not end.forced) or (end.state == "failed" and not end.follows):
+        if (end.state == "lost" and not end.forced) or (
+            end.state == "failed" and not end.is_consequence
+        ):
             return end
-    for wanted in ("refused", "lost"):
+    for state in ("refused", "lost"):
         for end in bad:
-            if end.state == wanted:
+            if end.state == state:
                 return end
-    return min(bad, key=lambda end: (end.forced, end.follows), default=None)
+    return min(bad, key=lambda end: (end.forced, end.is_consequence), default=None)
 
 
 def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
@@ -135,9 +137,9 @@ def may_start_again(ends: Sequence[End], launcher: str, lost_head: str | None) -
 
     `lost_head`: the head of an elastic job, whose end is the only reason for a new start there.
     """
-    own = [end for end in ends if not end.forced or end.state == "lost"]
-    if any(end.state not in ("crashed", "lost", "killed") for end in ends) or not own:
+    causes = [end for end in ends if not end.forced or end.state == "lost"]
+    if any(end.state not in ("crashed", "lost", "killed") for end in ends) or not causes:
         return False
     if lost_head is not None:
-        return any(end.host == lost_head for end in own)
+        return any(end.host == lost_head for end in causes)
     return launcher in ("torchrun-static", "env")

@@ -18,40 +18,41 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import remote
-from .asking import ask_all, say_of_hosts
+from .asking import ask_all, show_messages
 from .child import run
 from .ends import DONE, FAILED
 from .plan import PlannedHost
 from .screen import Screen
-from .session import Home
+from .session import Context
 
 MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
-_SMALL = (METRICS, MANIFEST, "progress.json", "status", "best.json")
+_METADATA = (METRICS, MANIFEST, "progress.json", "status", "best.json")
 BUNDLES = "bundles"  # archives of the bundles that ran; manifest.json names them
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
-_STAGE = ".fetched"
+_STAGING = ".fetched"
 # A job that runs from a directory touches its lock every 5 s.
 _LIVE_S = 60.0
-_VANISHED = 24  # rsync's code if a file vanished meanwhile, because the job deletes old checkpoints
+# rsync's code if a file vanished meanwhile, because the job deletes old checkpoints.
+_RSYNC_VANISHED = 24
 
 
 class RefusedError(Exception):
     """The fetch was refused and nothing here was changed. The message has the reason."""
 
 
-async def fetch(home: Home, operand: str | None) -> int:
+async def fetch(context: Context, operand: str | None) -> int:
     """Fetch from the host with the newest checkpoint into the directory `operand`, and return the exit code."""
-    plan, say = home.plan, home.screen.say
-    target = Path(operand or home.bundle.parent / "checkpoints" / plan.name).absolute()
-    answers, troubles = await ask_all(plan, home.ssh, remote.status, home.pace.check)
-    say_of_hosts(home, troubles)
+    plan, say = context.plan, context.screen.say
+    target = Path(operand or context.bundle.parent / "checkpoints" / plan.name).absolute()
+    answers, troubles = await ask_all(plan, context.ssh, remote.status, context.pace.check)
+    show_messages(context, troubles)
     steps = {host: int(answer.get("newest") or -1) for host, answer in answers.items()}
     newest = max(steps.values(), default=-1)
     if newest < 0:
-        probe = await _bring_probe(home, answers)
+        probe = await _fetch_probe(context, answers)
         if probe is not None:
-            return _place_probe(probe, target, home.screen)
+            return _store_probe(probe, target, context.screen)
         say(
             "no host that could be asked holds a checkpoint; a script that names its files otherwise keeps "
             f"them in {plan.checkpoint_dir}, or where it likes: bring those home by rsync"
@@ -59,21 +60,21 @@ async def fetch(home: Home, operand: str | None) -> int:
         return FAILED
     holders = [host for host in plan.hosts if steps.get(host) == newest]
     holder = next((host for host in holders if host.name == plan.head), holders[0])
-    home.screen.progress(f"step {newest} is on {holder.name}; bringing it to {target}")
+    context.screen.progress(f"step {newest} is on {holder.name}; bringing it to {target}")
     try:
         _refuse_live(target)
-        stage = target / _STAGE
+        stage = target / _STAGING
         stage.mkdir(parents=True, exist_ok=True)
-        small = [f"/{name}" for name in _SMALL]
-        small.append(f"/{BUNDLES}/*.tar.gz")
-        await _bring(
-            home, holder, stage, [f"/step-*/{MARKER}", *small], ["/step-*/", f"/{BUNDLES}/"]
+        metadata = [f"/{name}" for name in _METADATA]
+        metadata.append(f"/{BUNDLES}/*.tar.gz")
+        await _copy_files(
+            context, holder, stage, [f"/step-*/{MARKER}", *metadata], ["/step-*/", f"/{BUNDLES}/"]
         )
         _refuse_other_run(stage, target)
-        wanted = [name for name in _steps(stage) if not (target / name).exists()]
-        whole = [f"/{name}/**" for name in wanted]
-        await _bring(home, holder, stage, whole, [f"/{name}/" for name in wanted])
-        _place(stage, target, wanted, home.screen)
+        new_steps = [name for name in _steps(stage) if not (target / name).exists()]
+        contents = [f"/{name}/**" for name in new_steps]
+        await _copy_files(context, holder, stage, contents, [f"/{name}/" for name in new_steps])
+        _publish(stage, target, new_steps, context.screen)
         shutil.rmtree(stage, ignore_errors=True)
     except RefusedError as refusal:
         say(str(refusal))
@@ -87,20 +88,20 @@ async def fetch(home: Home, operand: str | None) -> int:
     return DONE
 
 
-async def _bring_probe(home: Home, hosts: Iterable[PlannedHost]) -> Path | None:
+async def _fetch_probe(context: Context, hosts: Iterable[PlannedHost]) -> Path | None:
     """Copy probe.json from the host that was rank 0, which may be any; return the copy, or None if no host has one.
 
     A probe writes no checkpoint by which its host could be found.
     """
-    stage = home.ssh.private / "probe"
+    stage = context.ssh.private / "probe"
     stage.mkdir()
     for host in hosts:
         with contextlib.suppress(RefusedError):
-            await _bring(home, host, stage, [f"/{PROBE}"], [])
+            await _copy_files(context, host, stage, [f"/{PROBE}"], [])
     return stage / PROBE if (stage / PROBE).is_file() else None
 
 
-def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
+def _store_probe(probe: Path, target: Path, screen: Screen) -> int:
     """Put a probe's figures into `target`, and return the exit code."""
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -112,21 +113,21 @@ def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
     return DONE
 
 
-async def _bring(
-    home: Home, host: PlannedHost, stage: Path, files: list[str], directories: list[str]
+async def _copy_files(
+    context: Context, host: PlannedHost, stage: Path, files: list[str], directories: list[str]
 ) -> None:
     """Copy the matching files of a host's checkpoint directory, and no others, into the stage. Raise RefusedError."""
     if not files:
         return
     choice = [f"--include={pattern}" for pattern in (*directories, *files)]
-    shell = home.ssh.shell_for_rsync(host, home.plan.checkpoints(host))
+    shell = context.ssh.shell_for_rsync(host, context.plan.checkpoints(host))
     command = ["rsync", "-rt", "--exclude=*.corrupt*", *choice, "--exclude=*"]
-    command += [f"--timeout={home.pace.stall:.0f}", *shell, "host:./", "./"]
+    command += [f"--timeout={context.pace.stall:.0f}", *shell, "host:./", "./"]
     outcome = await run(command, b"", None, str(stage))
-    if outcome.code not in (0, _VANISHED):
-        why = home.ssh.complaint(outcome.output, host)
+    if outcome.code not in (0, _RSYNC_VANISHED):
+        complaint = context.ssh.complaint(outcome.output, host)
         raise RefusedError(
-            f"{host.name}: rsync (code {outcome.code}): {why}. What has come so far is kept; fetch again"
+            f"{host.name}: rsync (code {outcome.code}): {complaint}. What has come so far is kept; fetch again"
         )
 
 
@@ -142,8 +143,8 @@ def _refuse_live(target: Path) -> None:
 def _refuse_other_run(stage: Path, target: Path) -> None:
     """Raise RefusedError if a step in `target` has another content: then it is another run's, and must not be mixed."""
     for name in _steps(stage):
-        ours = target / name / MARKER
-        if ours.exists() and ours.read_bytes() != (stage / name / MARKER).read_bytes():
+        our_marker = target / name / MARKER
+        if our_marker.exists() and our_marker.read_bytes() != (stage / name / MARKER).read_bytes():
             shutil.rmtree(stage, ignore_errors=True)
             raise RefusedError(
                 f"{target} holds another run's {name}; nothing was changed. Move it away, or give "
@@ -157,16 +158,16 @@ def _steps(stage: Path) -> list[str]:
     return [name for name in names if (stage / name / MARKER).is_file()]
 
 
-def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None:
+def _publish(stage: Path, target: Path, steps: list[str], screen: Screen) -> None:
     """Move whole checkpoints, the metrics and the files that belong to them from the stage to `target`."""
-    brought = []
-    for name in wanted:
+    published = []
+    for name in steps:
         fault = _fault(stage / name)
         if fault:
             screen.say(f"{name} is left out: {fault}")
         else:
             os.rename(stage / name, target / name)
-            brought.append(name)
+            published.append(name)
     new, old = stage / METRICS, target / METRICS
     if new.exists() and old.exists() and not new.read_bytes().startswith(old.read_bytes()):
         for name in (METRICS, MANIFEST):
@@ -177,11 +178,11 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
     archives = [f"{BUNDLES}/{path.name}" for path in stage.glob(f"{BUNDLES}/*")]
     if archives:
         (target / BUNDLES).mkdir(exist_ok=True)
-    for name in (*_SMALL, *archives):
+    for name in (*_METADATA, *archives):
         if (stage / name).is_file():
             os.rename(stage / name, target / name)
-    what = ", ".join(brought) if brought else "no checkpoint that was not here already"
-    screen.progress(f"brought {what} and the metrics to {target}")
+    fetched = ", ".join(published) if published else "no checkpoint that was not here already"
+    screen.progress(f"brought {fetched} and the metrics to {target}")
 
 
 def _fault(directory: Path) -> str:

@@ -18,11 +18,11 @@ from typing import Any
 
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
 from .screen import folded
-from .session import Home, Looked, Session, Trouble
-from .wording import some, table
+from .session import Context, HostFacts, Session, Trouble
+from .wording import first_names, table
 
-_NAMED = 8
-_ASKED = (
+_MAX_NAMES = 8
+_STOP_MESSAGES = (
     "",
     "asking all hosts for a clean stop; Ctrl-C again to kill",
     "killing the job on all hosts; what it has not saved is lost",
@@ -33,27 +33,30 @@ _ASKED = (
 class DriverRun:
     """One run of the driver: prepare and start all hosts, again if needed, until the last one ends."""
 
-    def __init__(self, home: Home, arguments: tuple[str, ...]) -> None:
-        self._home, self._arguments = home, arguments
-        self._plan, self._pace = home.plan, home.pace
+    def __init__(self, context: Context, arguments: tuple[str, ...]) -> None:
+        self._context, self._arguments = context, arguments
+        self._plan, self._pace = context.plan, context.pace
         # None: the deadline may have changed.
         self._events: asyncio.Queue[End | None] = asyncio.Queue()
         report = self._events.put_nowait
-        self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
-        self._head = home.plan.head
-        me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
-        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name, "DDPGEN_STARTED_BY": me}
+        self._sessions = {host.name: Session(host, context, report) for host in context.plan.hosts}
+        self._head = context.plan.head
+        starter = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
+        self._environment = {
+            "DDPGEN_LAUNCH": context.logs.directory.name,
+            "DDPGEN_STARTED_BY": starter,
+        }
         self._running: set[str] = set()
         self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
         self._retries: list[asyncio.Task[None]] = []
         self._ends: list[End] = []  # of this start, in order of time
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
-        self._asked = 0  # 1 stop, 2 kill, 3 leave
+        self._stop_level = 0  # 1 stop, 2 kill, 3 leave
         self._signals: dict[str, float] = {}  # the time of the last one of each kind
         self._troubles: dict[str, str] = {}  # by name of a host, why it is not ready for a start
         self._deadline: float | None = None
-        self._killed = self._settled = False
+        self._killed = self._job_ended = False
         self._restarted = 0
         self._newest = -1
 
@@ -77,66 +80,66 @@ class DriverRun:
             return self._conclude()
         finally:
             await self._give_up_retries()
-            await self._leave("the driver ended")
+            await self._disconnect("the driver ended")
 
     # --- before the start ---------------------------------------------------------------------
 
     async def _prepare_first(self) -> set[str]:
         """Return the hosts to start: all of them, or enough for an elastic job, or none."""
         self._progress(f"looking at {len(self._sessions)} hosts and sending them the bundle")
-        looked = await self._prepare(self._sessions)
-        self._newest = max((found.newest for found in looked.values()), default=-1)
-        if len(looked) < self._plan.enough or self._asked:
+        prepared = await self._prepare(self._sessions)
+        self._newest = max((facts.newest_checkpoint for facts in prepared.values()), default=-1)
+        if len(prepared) < self._plan.min_hosts or self._stop_level:
             return set()
-        if len(looked) < len(self._sessions):
+        if len(prepared) < len(self._sessions):
             self._show_troubles()
-            if self._head not in looked:
-                self._head = next(name for name in self._sessions if name in looked)
-        return set(looked)
+            if self._head not in prepared:
+                self._head = next(name for name in self._sessions if name in prepared)
+        return set(prepared)
 
     def _not_started(self) -> int:
-        if self._asked:
+        if self._stop_level:
             self._progress("stopped before anything was started")
             return STOPPED
         self._show_troubles()
         self._say("nothing was started")
         return NO_START
 
-    async def _prepare(self, names: Iterable[str]) -> dict[str, Looked]:
+    async def _prepare(self, names: Iterable[str]) -> dict[str, HostFacts]:
         """Prepare hosts concurrently and return those that are ready. `_troubles` gets the others. A stop cancels it."""
         tasks = {asyncio.create_task(self._sessions[name].prepare()): name for name in names}
         self._stoppable = list(tasks)
         pending = set(tasks)
         while pending:
-            _, pending = await asyncio.wait(pending, timeout=self._pace.remind)
-            if pending and not self._asked:
-                self._remind(name for task, name in tasks.items() if task in pending)
+            _, pending = await asyncio.wait(pending, timeout=self._pace.reminder)
+            if pending and not self._stop_level:
+                self._report_waiting(name for task, name in tasks.items() if task in pending)
         self._stoppable = []
-        found: dict[str, Looked] = {}
+        ready: dict[str, HostFacts] = {}
         self._troubles = {}
         for task, name in tasks.items():
             with contextlib.suppress(asyncio.CancelledError):
                 try:
-                    found[name] = task.result()
+                    ready[name] = task.result()
                 except Trouble as trouble:
                     self._troubles[name] = str(trouble)
-        return found
+        return ready
 
-    async def _prepare_enough(self) -> dict[str, Looked]:
+    async def _prepare_enough(self) -> dict[str, HostFacts]:
         """Prepare hosts until enough are ready, and return them; {} after a stop or Pace.again seconds."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._pace.again
-        ready: dict[str, Looked] = {}
-        while not self._asked:
+        deadline = loop.time() + self._pace.hosts_return
+        ready: dict[str, HostFacts] = {}
+        while not self._stop_level:
             ready |= await self._prepare(name for name in self._sessions if name not in ready)
-            if len(ready) >= self._plan.enough and not self._asked:
+            if len(ready) >= self._plan.min_hosts and not self._stop_level:
                 return ready
             if loop.time() > deadline:
                 break
-            self._remind(self._troubles)
+            self._report_waiting(self._troubles)
             self._stoppable = [asyncio.create_task(asyncio.sleep(self._pace.retry))]
             await asyncio.wait(self._stoppable)
-        if self._asked:
+        if self._stop_level:
             self._progress("not started again: a stop was asked for")
         else:
             self._show_troubles()
@@ -146,15 +149,15 @@ class DriverRun:
         for line in folded(self._troubles):
             self._say(line)
 
-    def _remind(self, names: Iterable[str]) -> None:
+    def _report_waiting(self, names: Iterable[str]) -> None:
         waiting = [f"{name} ({self._sessions[name].state})" for name in names]
-        self._progress(f"still waiting for {some(waiting, _NAMED)}")
+        self._progress(f"still waiting for {first_names(waiting, _MAX_NAMES)}")
 
     # --- while it runs ------------------------------------------------------------------------
 
     async def _start_all(self, ready: set[str]) -> None:
         self._ends, self._deadline = [], None
-        self._killed = self._settled = False
+        self._killed = self._job_ended = False
         self._progress(f"starting on {len(ready)} hosts; the head is {self._head}")
         await asyncio.gather(*(self._start(name) for name in self._sessions if name in ready))
         for name in self._sessions:
@@ -170,8 +173,8 @@ class DriverRun:
             self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
         self._running.add(name)
         self._ends = [end for end in self._ends if end.host != name]
-        if self._asked:
-            session.send_command("stop" if self._asked == 1 else "kill")
+        if self._stop_level:
+            session.send_command("stop" if self._stop_level == 1 else "kill")
 
     async def _until_all_ended(self) -> None:
         loop = asyncio.get_running_loop()
@@ -189,26 +192,26 @@ class DriverRun:
     def _on_end(self, end: End) -> None:
         self._running.discard(end.host)
         self._ends.append(end)
-        if end.good:
+        if end.clean:
             # The job has come to its end, so no host is started again for it.
-            self._settled = True
-            if end.state == "stopped" and not (self._asked or self._plan.elastic):
+            self._job_ended = True
+            if end.state == "stopped" and not (self._stop_level or self._plan.elastic):
                 # It may have stopped before the rendezvous, when it could not stop the others.
                 self._send_to_all("stop")
-            self._within(self._pace.exit_barrier)
+            self._limit_wait(self._pace.after_success)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
-            if not self._goes_on_without(end):
-                self._end_the_others(end)
+            if not self._continues_without(end):
+                self._end_other_hosts(end)
 
-    def _goes_on_without(self, end: End) -> bool:
+    def _continues_without(self, end: End) -> bool:
         """True if an elastic job goes on; then the lost host is tried again, within `restarts`."""
         name, losses = end.host, {"lost", "crashed"}
         if name in self._returned:
             losses.add("refused")  # its script from before the loss may not have ended yet
-        if not self._plan.elastic or self._asked or self._settled or end.state not in losses:
+        if not self._plan.elastic or self._stop_level or self._job_ended or end.state not in losses:
             return False
-        if name == self._head or len(self._running) < self._plan.enough:
+        if name == self._head or len(self._running) < self._plan.min_hosts:
             return False
         self._crashes[name] += end.state == "crashed"
         if self._crashes[name] > self._plan.restarts:
@@ -220,25 +223,25 @@ class DriverRun:
 
     async def _try_again(self, name: str) -> None:
         """Try to start the host until it is back. An end of the job cancels this task."""
-        session, shown = self._sessions[name], ""
+        session, last_message = self._sessions[name], ""
         while True:
             await asyncio.sleep(self._pace.retry)
             try:
                 # If hosts share the directory, the other hosts' scripts hold it, and it has all files.
-                if not (await session.look()).in_use:
+                if not (await session.query()).in_use:
                     await session.send_bundle()
             except Trouble as trouble:
-                if str(trouble) != shown:
-                    shown = str(trouble)
-                    self._progress(f"{name}: not back yet: {shown}")
+                if str(trouble) != last_message:
+                    last_message = str(trouble)
+                    self._progress(f"{name}: not back yet: {last_message}")
                 continue
-            if self._running and not (self._asked or self._settled or self._killed):
+            if self._running and not (self._stop_level or self._job_ended or self._killed):
                 self._progress(f"{name} is back")
                 self._returned.add(name)
                 await self._start(name)
             return
 
-    def _end_the_others(self, end: End) -> None:
+    def _end_other_hosts(self, end: End) -> None:
         for task in self._retries:
             task.cancel()
         if end.state == "lost" and not self._plan.restartable:
@@ -246,21 +249,23 @@ class DriverRun:
                 "stop"
             )  # the lost host may still train; then all end with a checkpoint
         if self._running:
-            names = ", ".join(sorted(self._running)[:_NAMED])
+            names = ", ".join(sorted(self._running)[:_MAX_NAMES])
             # Hosts that cannot start either report that soon. After any other end, hosts get longer for their reasons.
-            within = self._pace.refused if end.state == "refused" else self._pace.alone
-            self._progress(f"ending the others, within {within:.0f} s: {names}")
-            self._within(within)
+            limit_s = (
+                self._pace.after_refusal if end.state == "refused" else self._pace.after_failure
+            )
+            self._progress(f"ending the others, within {limit_s:.0f} s: {names}")
+            self._limit_wait(limit_s)
 
-    def _within(self, seconds: float) -> None:
+    def _limit_wait(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
 
     async def _out_of_time(self) -> None:
         self._deadline = None
         if self._killed:
-            await self._leave(
-                "left to itself" if self._asked == 3 else "it did not answer any more"
+            await self._disconnect(
+                "left to itself" if self._stop_level == 3 else "it did not answer any more"
             )
         else:
             self._kill()
@@ -269,34 +274,34 @@ class DriverRun:
         self._killed = True
         self._send_to_all("kill")
         self._deadline = None
-        self._within(self._pace.kill)
+        self._limit_wait(self._pace.after_kill)
 
     def _send_to_all(self, command: str) -> None:
         for name in self._running:
             self._sessions[name].send_command(command)
 
-    async def _leave(self, why: str) -> None:
-        await asyncio.gather(*(self._sessions[name].leave(why) for name in self._running))
+    async def _disconnect(self, reason: str) -> None:
+        await asyncio.gather(*(self._sessions[name].disconnect(reason) for name in self._running))
 
     def _on_signal(self, name: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._signals.get(name, -self._pace.same) < self._pace.same:
+        if now - self._signals.get(name, -self._pace.signal_repeat) < self._pace.signal_repeat:
             return
         self._signals[name] = now
-        if self._asked >= 3 or (name == "HUP" and self._asked):
+        if self._stop_level >= 3 or (name == "HUP" and self._stop_level):
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
-        self._asked += 1
+        self._stop_level += 1
         if self._running:
-            self._progress(f"{name}: {_ASKED[self._asked]}")
-        if self._asked == 1:
+            self._progress(f"{name}: {_STOP_MESSAGES[self._stop_level]}")
+        if self._stop_level == 1:
             for task in self._stoppable:
                 task.cancel()
             self._send_to_all("stop")
-        elif self._asked == 2:
+        elif self._stop_level == 2:
             self._kill()
         else:
             self._killed = True
-            self._within(0.0)
+            self._limit_wait(0.0)
         self._events.put_nowait(None)
 
     def _on_pause(self) -> None:
@@ -308,33 +313,33 @@ class DriverRun:
         """Return the hosts to start again, or none. An elastic job gets another head."""
         plan = self._plan
         lost_head = self._head if plan.elastic else None
-        if self._asked or not may_start_again(self._ends, plan.launcher, lost_head):
+        if self._stop_level or not may_start_again(self._ends, plan.launcher, lost_head):
             return set()
         if self._restarted >= plan.restarts:
             self._say(f"not started again: restarts is {plan.restarts}")
             return set()
         self._restarted += 1
         self._progress(f"starting again, {self._restarted} of {plan.restarts} times at most")
-        looked = await self._prepare_enough()
-        if looked and plan.elastic:
-            names = [name for name in self._sessions if name in looked]
+        prepared = await self._prepare_enough()
+        if prepared and plan.elastic:
+            names = [name for name in self._sessions if name in prepared]
             self._head = next((name for name in names if name != self._head), self._head)
-        elif looked:
-            newest = max(found.newest for found in looked.values())
+        elif prepared:
+            newest = max(facts.newest_checkpoint for facts in prepared.values())
             if newest <= self._newest:
                 self._say("not started again: no checkpoint is newer than at the last start")
                 return set()
             self._newest = newest
-        return set(looked)
+        return set(prepared)
 
     def _conclude(self) -> int:
-        last = {end.host: end for end in self._ends}
+        last_ends = {end.host: end for end in self._ends}
         blamed = culprit(self._ends)
-        code = exit_code(list(last.values()), blamed, self._plan.elastic is not None)
-        if blamed is not None and code not in (DONE, STOPPED) and self._asked < 2:
+        code = exit_code(list(last_ends.values()), blamed, self._plan.elastic is not None)
+        if blamed is not None and code not in (DONE, STOPPED) and self._stop_level < 2:
             self._show_last_lines(blamed)
-        self._show_table(last, good=code in (DONE, STOPPED))
-        if all(end.state == "lost" for end in last.values()):
+        self._show_table(last_ends, good=code in (DONE, STOPPED))
+        if all(end.state == "lost" for end in last_ends.values()):
             self._say(
                 "no host could be reached at the end: the job may go on there, and stops by itself if it misses "
                 "this driver; to ask: bash hosts/run.sh --status"
@@ -342,22 +347,22 @@ class DriverRun:
         return code
 
     def _show_last_lines(self, blamed: End) -> None:
-        lines = self._sessions[blamed.host].last
+        lines = self._sessions[blamed.host].last_lines
         if lines and len(self._sessions) > 1:
             self._say(f"the last lines of {blamed.host}:")
-            self._home.screen.quote(blamed.host, list(lines))
+            self._context.screen.quote(blamed.host, list(lines))
 
-    def _show_table(self, last: dict[str, End], good: bool) -> None:
+    def _show_table(self, last_ends: dict[str, End], good: bool) -> None:
         rows = [("host", "state", "code", "reason")]
         for name, session in self._sessions.items():
-            end = last.get(name)
+            end = last_ends.get(name)
             code = "" if end is None or end.code is None else str(end.code)
             reason = end.reason if end else self._troubles.get(name, "")
             rows.append((name, end.state if end else session.state, code, reason))
-        screen = self._home.screen
+        screen = self._context.screen
         (screen.progress if good else screen.say)("\n".join(table(rows)))
         (self._progress if good else self._say)(
-            f"everything the hosts said is in {self._home.logs.directory}"
+            f"everything the hosts said is in {self._context.logs.directory}"
         )
 
     async def _give_up_retries(self) -> None:
@@ -367,9 +372,9 @@ class DriverRun:
         self._retries = []
 
     def _progress(self, message: str) -> None:
-        self._home.screen.progress(message)
-        self._home.logs.note(message)
+        self._context.screen.progress(message)
+        self._context.logs.note(message)
 
     def _say(self, message: str) -> None:
-        self._home.screen.say(message)
-        self._home.logs.note(message)
+        self._context.screen.say(message)
+        self._context.logs.note(message)

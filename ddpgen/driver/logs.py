@@ -59,10 +59,10 @@ def launches(directory: Path) -> list[Path]:
 
 def newest(directory: Path) -> Path | None:
     """Return the newest launch with a line from a host. One that never started does not hide an earlier one."""
-    return next((launch for launch in launches(directory) if _heard(launch)), None)
+    return next((launch for launch in launches(directory) if _has_output(launch)), None)
 
 
-def _heard(launch: Path) -> bool:
+def _has_output(launch: Path) -> bool:
     with contextlib.suppress(OSError):
         return any(path.stat().st_size > 0 for path in launch.glob("*.log"))
     return False

@@ -42,7 +42,7 @@ class Plan:
         return tuple(host.name for host in self.hosts)
 
     @property
-    def enough(self) -> int:
+    def min_hosts(self) -> int:
         """The number of hosts that a start needs."""
         return self.elastic[0] if self.elastic else len(self.hosts)
 
@@ -53,21 +53,21 @@ class Plan:
 
     def bundle(self, host: PlannedHost) -> str:
         """Return the bundle's directory on `host`."""
-        return f"{at_login(host.dir).rstrip('/')}/{self.name}"
+        return f"{login_path(host.dir).rstrip('/')}/{self.name}"
 
     def checkpoints(self, host: PlannedHost) -> str:
         """Return the checkpoint directory on `host`. A relative path starts from the host's `dir`."""
-        return lies_at(self.checkpoint_dir, at_login(host.dir).rstrip("/"))
+        return login_path_in(self.checkpoint_dir, login_path(host.dir).rstrip("/"))
 
 
-def lies_at(path: str, beside: str) -> str:
-    """Return `path` for a login shell. A relative path lies in `beside`."""
+def login_path_in(path: str, directory: str) -> str:
+    """Return `path` for a login shell. A relative path starts at `directory`."""
     if path == "~" or path.startswith(("/", "~/")):
-        return at_login(path)
-    return f"{beside}/{path}"
+        return login_path(path)
+    return f"{directory}/{path}"
 
 
-def at_login(path: str) -> str:
+def login_path(path: str) -> str:
     """Return `path` for a shell in the login directory."""
     if path.startswith("/"):
         return path

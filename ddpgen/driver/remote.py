@@ -26,15 +26,15 @@ def quote(text: str) -> str:
 def facts(output: bytes) -> dict[str, str]:
     """Return the facts in the output of a text, without the output of login scripts."""
     lines = output.decode("utf-8", "replace").split("\n")
-    found = (re.fullmatch(FACT + r" (\S+) ?(.*)", line.rstrip("\r")) for line in lines)
-    return {match[1]: match[2] for match in found if match}
+    matches = (re.fullmatch(FACT + r" (\S+) ?(.*)", line.rstrip("\r")) for line in lines)
+    return {match[1]: match[2] for match in matches if match}
 
 
 def troubles(output: bytes) -> str:
     """Return the complaints in the output of a text, or ""."""
     lines = output.decode("utf-8", "replace").split("\n")
-    said = [line.removeprefix("ddpgen: ") for line in lines if line.startswith("ddpgen: ")]
-    return "; ".join(said)
+    complaints = [line.removeprefix("ddpgen: ") for line in lines if line.startswith("ddpgen: ")]
+    return "; ".join(complaints)
 
 
 def prepare(plan: Plan, host: PlannedHost, need_kib: int) -> bytes:
@@ -44,7 +44,7 @@ def prepare(plan: Plan, host: PlannedHost, need_kib: int) -> bytes:
 
 def status(plan: Plan, host: PlannedHost) -> bytes:
     """Find out the state of this host and of its checkpoint directory."""
-    return text(_values(plan, host), TOOLS, _RUNS, _OF_HOST, LOOK)
+    return text(_values(plan, host), TOOLS, _RUNS, _HOST_FACTS, DIRECTORY_FACTS)
 
 
 def stop(plan: Plan, host: PlannedHost) -> bytes:
@@ -59,16 +59,16 @@ def start(
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
     words = " ".join(quote(word) for word in (host.script, *arguments))
     values = {**_values(plan, host), "script": host.script}
-    return text(values, TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
+    return text(values, TOOLS, f"{exports}{_RECORD_STARTER}{_ENTER_BUNDLE}exec bash -- {words}\n")
 
 
 def install(plan: Plan, host: PlannedHost) -> bytes:
     """Become the host's script, which only installs the packages of the version lock."""
     values = {**_values(plan, host), "script": host.script}
-    return text(values, TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
+    return text(values, TOOLS, f'{_ENTER_BUNDLE}exec bash -- "$script" --install </dev/null\n')
 
 
-def within(directory: str) -> str:
+def run_in(directory: str) -> str:
     """Return the beginning of a line that runs a command in `directory`. The command and `; }` complete it."""
     return f"{{ unset CDPATH; cd -- {quote(directory)} || exit; exec "
 
@@ -83,9 +83,9 @@ def _values(plan: Plan, host: PlannedHost) -> dict[str, str]:
 
 def text(values: Mapping[str, str], *parts: str) -> bytes:
     """Return one text: it sets variables to these values and then runs the parts, each on lines of its own."""
-    given = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
+    assignments = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
     body = "".join(part.lstrip("\n") for part in parts)
-    return f"{{ ddpgen_whole=yes\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
+    return f"{{ ddpgen_whole=yes\n{assignments}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
 
 
 TOOLS = rf"""
@@ -161,14 +161,14 @@ fact newest "$(newest)"
 fact ready yes
 """
 
-_BEGIN = r"""
+_RECORD_STARTER = r"""
 # The script becomes its supervisor, so that has this process id as well. What cannot be written here, the
 # preflight names.
 { mkdir -p -- "$checkpoints/nodes/$host" &&
   printf '%s %s\n' "$$" "$DDPGEN_STARTED_BY" >"$checkpoints/nodes/$host/started-by"; } 2>/dev/null
 """
 
-_ENTER = r"""
+_ENTER_BUNDLE = r"""
 cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; start again"
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """
@@ -195,13 +195,13 @@ runs() {
 }
 """
 
-_OF_HOST = r"""
+_HOST_FACTS = r"""
 fact runs "$(runs)"
 fact node "$( { head -n 1 -- "$checkpoints/nodes/$host/status"; } 2>/dev/null)"
 """
 
 # Prints the facts of a checkpoint directory.
-LOOK = (
+DIRECTORY_FACTS = (
     _NEWEST
     + r"""
 first_line() {

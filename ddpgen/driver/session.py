@@ -1,4 +1,4 @@
-"""One host: look, send, start, relay, beat, end.
+"""One host: query, send, start, relay, beat, end.
 
 Owns everything that goes to this host and everything that comes from it. It is the only writer to the host's
 input. Decides nothing about the job.
@@ -23,10 +23,10 @@ from .logs import Logs
 from .pace import Pace
 from .plan import Plan, PlannedHost
 from .screen import Lines, Screen, shown
-from .ssh import Ssh, interrupted, is_passing
+from .ssh import Ssh, interrupted, is_transient
 
 LAST_LINES = 20
-_TRIES = 4
+_MAX_ATTEMPTS = 4
 _MARGIN_KIB = 10 * 1024
 
 
@@ -35,20 +35,20 @@ class Trouble(Exception):  # noqa: N818 - the name that users read
 
 
 @dataclass(frozen=True)
-class Looked:
+class HostFacts:
     """The facts of one host before a start.
 
-    `newest`: the step of its newest checkpoint, or -1. `in_use`: True if a job runs from its bundle. `by`: who
-    started that job, or "".
+    `newest_checkpoint`: a step, or -1. `in_use`: True if a job runs from its bundle. `started_by`: who started
+    that job, or "".
     """
 
-    newest: int
+    newest_checkpoint: int
     in_use: bool
-    by: str
+    started_by: str
 
 
 @dataclass(frozen=True)
-class Home:
+class Context:
     """The driver's side on this machine, the same for every command."""
 
     plan: Plan
@@ -74,48 +74,48 @@ class Home:
 class Session:
     """The driver's side of one host. `report` is called with the end of each script that start() started."""
 
-    def __init__(self, host: PlannedHost, home: Home, report: Callable[[End], None]) -> None:
-        self.host, self._home, self._report = host, home, report
+    def __init__(self, host: PlannedHost, context: Context, report: Callable[[End], None]) -> None:
+        self.host, self._context, self._report = host, context, report
         self.state = "waiting"
-        self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._bundle = home.plan.bundle(host)
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._bundle = context.plan.bundle(host)
         self._child: Child | None = None
-        self._forced, self._left = False, ""
+        self._forced, self._disconnect_reason = False, ""
         self._lines, self._evidence = Lines(), Evidence()
-        self._following: asyncio.Task[None] | None = (
+        self._relay_task: asyncio.Task[None] | None = (
             None  # keeps a reference, because asyncio may collect a task without one
         )
 
-    async def look(self) -> Looked:
+    async def query(self) -> HostFacts:
         """Connect, and check that the job can run there. Raise Trouble."""
         self.state = "connecting"
-        home = self._home
-        text = remote.prepare(home.plan, self.host, home.need_kib)
-        outcome = await ask(home.ssh, self.host, text, home.pace.check)
-        found = remote.facts(outcome.output)
-        if outcome.code != 0 or "ready" not in found:
+        context = self._context
+        text = remote.prepare(context.plan, self.host, context.need_kib)
+        outcome = await ask(context.ssh, self.host, text, context.pace.check)
+        facts = remote.facts(outcome.output)
+        if outcome.code != 0 or "ready" not in facts:
             self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
-            raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
+            raise Trouble(failure_reason(outcome, context.ssh, self.host, context.pace.check))
         self.state = "connected"
-        return Looked(int(found["newest"] or -1), "in-use" in found, found.get("by", ""))
+        return HostFacts(int(facts["newest"] or -1), "in-use" in facts, facts.get("by", ""))
 
-    async def prepare(self) -> Looked:
-        """Look, send the bundle and install. Raise Trouble.
+    async def prepare(self) -> HostFacts:
+        """Query the host, send the bundle and install. Raise Trouble.
 
         A job that runs from the bundle is such a trouble, because its restarts need the files.
         """
-        looked = await self.look()
-        if looked.in_use:
+        facts = await self.query()
+        if facts.in_use:
             self.state = "in use"
-            by = f", started by {shown(looked.by.encode())}" if looked.by else ""
+            starter = f", started by {shown(facts.started_by.encode())}" if facts.started_by else ""
             raise Trouble(
-                f"a job runs from {self._bundle} there{by}; wait for it, or stop it: "
+                f"a job runs from {self._bundle} there{starter}; wait for it, or stop it: "
                 "bash hosts/run.sh --stop"
             )
         await self.send_bundle()
-        if self._home.plan.locked:
+        if self._context.plan.locked:
             await self._install()
-        return looked
+        return facts
 
     async def _install(self) -> None:
         """Install the packages of the version lock. Raise Trouble.
@@ -123,49 +123,51 @@ class Session:
         This comes before any host starts, because the others would not wait for the slowest one.
         """
         self.state = "installing"
-        home = self._home
-        outcome = await ask(home.ssh, self.host, remote.install(home.plan, self.host), None)
-        self._hear(outcome.output)
+        context = self._context
+        outcome = await ask(context.ssh, self.host, remote.install(context.plan, self.host), None)
+        self._on_output(outcome.output)
         if outcome.code != 0:
             self.state = "refused"
-            why = remote.troubles(outcome.output) or home.ssh.complaint(outcome.output, self.host)
-            raise Trouble(why)
+            reason = remote.troubles(outcome.output) or context.ssh.complaint(
+                outcome.output, self.host
+            )
+            raise Trouble(reason)
         self.state = "ready"
 
     async def send_bundle(self) -> None:
         """Make the host's bundle equal to ours. Raise Trouble."""
         self.state = "sending"
-        home = self._home
+        context = self._context
         # If hosts share the directory, rsync must not delete the file that another host's rsync is writing.
-        options = ("--delete", "--filter=P .*.??????", f"--timeout={home.pace.stall:.0f}")
-        await send(home.ssh, self.host, home.bundle, self._bundle, options)
+        options = ("--delete", "--filter=P .*.??????", f"--timeout={context.pace.stall:.0f}")
+        await send(context.ssh, self.host, context.bundle, self._bundle, options)
         self.state = "ready"
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
         """Start the host's script, and show its lines from now on. Raise Trouble."""
         token = secrets.token_hex(8)
         self._lines, self._evidence = Lines(), Evidence(token)
-        self._forced, self._left = False, ""
-        command = self._home.ssh.command(self.host)
+        self._forced, self._disconnect_reason = False, ""
+        command = self._context.ssh.command(self.host)
         try:
-            self._child = await Child.start(command, self._hear)
+            self._child = await Child.start(command, self._on_output)
         except OSError as error:
             raise Trouble(f"cannot start {command[0]}: {error.strerror}") from None
         words = (f"--driven={token}", *arguments)
-        self._child.say(remote.start(self._home.plan, self.host, environment, words))
+        self._child.write(remote.start(self._context.plan, self.host, environment, words))
         self.state = "running"
-        self._following = asyncio.create_task(self._follow(self._child))
+        self._relay_task = asyncio.create_task(self._follow(self._child))
 
     def send_command(self, command: str) -> None:
         """Send stop or kill to the host's supervisor, if its script runs."""
         if self._child is not None:
             self._forced = self._forced or command == "kill"
-            self._child.say(f"{command}\n".encode())
+            self._child.write(f"{command}\n".encode())
 
-    async def leave(self, why: str) -> None:
+    async def disconnect(self, reason: str) -> None:
         """Close the connection to the host. Without the driver its script soon stops by itself."""
         if self._child is not None:
-            self._left = why
+            self._disconnect_reason = reason
             self._child.close_input()
             await self._child.kill()
 
@@ -173,42 +175,42 @@ class Session:
         """Send beats until the script has ended, and report its end."""
         code = None
         while code is None:
-            child.say(b"beat\n")
-            code = await child.ended_within(self._home.pace.beat)
-        self._take(self._lines.end())
+            child.write(b"beat\n")
+            code = await child.ended_within(self._context.pace.beat)
+        self._show_lines(self._lines.end())
         self._child = None
-        if self._left:
-            end = End(self.host.name, "lost", None, self._left, self._forced)
+        if self._disconnect_reason:
+            end = End(self.host.name, "lost", None, self._disconnect_reason, self._forced)
         else:
             end = judged(self.host.name, code, self._evidence, self._forced)
         self.state = end.state
         self._report(end)
 
-    def _hear(self, data: bytes) -> None:
-        self._home.logs.write(self.host.name, data)
-        self._take(self._lines.feed(data))
+    def _on_output(self, data: bytes) -> None:
+        self._context.logs.write(self.host.name, data)
+        self._show_lines(self._lines.feed(data))
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _show_lines(self, lines: list[bytes]) -> None:
         texts = [text for text in map(shown, lines) if self._evidence.add(text)]
-        self.last.extend(texts)
+        self.last_lines.extend(texts)
         if texts:
-            self._home.screen.lines(self.host.name, texts)
+            self._context.screen.lines(self.host.name, texts)
 
 
 async def ask(
-    ssh: Ssh, host: PlannedHost, text: bytes, within: float | None, line: str = ""
+    ssh: Ssh, host: PlannedHost, text: bytes, timeout_s: float | None, line: str = ""
 ) -> Completed:
     """Run a text on a host; try again if the host had too many connections at once. Raise Trouble.
 
     `line`: see trace.begin().
     """
-    for attempt in range(_TRIES):
+    for attempt in range(_MAX_ATTEMPTS):
         try:
-            outcome = await run(ssh.command(host), text, within, line=line)
+            outcome = await run(ssh.command(host), text, timeout_s, line=line)
         except OSError as error:
-            told = f"cannot start {ssh.words[0]}: {error.strerror}; install ssh, or name it in DDPGEN_SSH"
-            raise Trouble(told) from None
-        if outcome.code != SSH_FAILED or not is_passing(outcome.output):
+            message = f"cannot start {ssh.words[0]}: {error.strerror}; install ssh, or name it in DDPGEN_SSH"
+            raise Trouble(message) from None
+        if outcome.code != SSH_FAILED or not is_transient(outcome.output):
             break
         await asyncio.sleep(attempt + ssh.numbers[host.name] % 10 / 10)
     return outcome
@@ -223,20 +225,20 @@ async def send(
     try:
         outcome = await run(command, b"", None, str(bundle))
     except OSError as error:
-        told = f"cannot start rsync on this machine: {error.strerror}; install it"
-        raise Trouble(told) from None
+        message = f"cannot start rsync on this machine: {error.strerror}; install it"
+        raise Trouble(message) from None
     if outcome.code != 0:
         raise Trouble(f"rsync (code {outcome.code}): {ssh.complaint(outcome.output, host)}")
 
 
-def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> str:
+def failure_reason(outcome: Completed, ssh: Ssh, host: PlannedHost, timeout_s: float) -> str:
     """Return why a text failed on a host: its own complaint, if it printed one, else the cause in ssh's output."""
     first = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
     if outcome.code is None:
-        after = f" after {first!r}" if first else ""
+        printed = f" after {first!r}" if first else ""
         return (
-            f"no answer within {within:.0f} s{after}; is it switched on, and is "
-            f"`{ssh.by_hand(host)}` right?"
+            f"no answer within {timeout_s:.0f} s{printed}; is it switched on, and is "
+            f"`{ssh.login_command(host)}` right?"
         )
     if reason := remote.troubles(outcome.output):
         return reason

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .plan import Plan, PlannedHost
-from .remote import QUIET, quote, within
+from .remote import QUIET, quote, run_in
 
 # The line that has the reason → the remedy. {forget} is the command that removes a changed key.
 _REMEDIES = (
@@ -42,7 +42,7 @@ _REMEDIES = (
     ),
     (
         r"Host key verification failed",
-        "its key is not known here yet: log in once by hand and check it: {by_hand}",
+        "its key is not known here yet: log in once by hand and check it: {login}",
     ),
     (
         r"Permission denied(?: \([a-z]|, please|\.)|Too many authentication failures",
@@ -50,7 +50,7 @@ _REMEDIES = (
     ),
     (
         r"Could not resolve hostname|Name or service not known",
-        "is it switched on, and is `{by_hand}` right? if not, correct its ssh: or ~/.ssh/config",
+        "is it switched on, and is `{login}` right? if not, correct its ssh: or ~/.ssh/config",
     ),
     (r"Connection refused", "is sshd running there, and is the port the right one?"),
     (
@@ -60,17 +60,17 @@ _REMEDIES = (
     ),
     (
         r"timed out|No route to host|Network is unreachable|Host is down",
-        "is it switched on, and is `{by_hand}` right? is the network (the VPN) up?",
+        "is it switched on, and is `{login}` right? is the network (the VPN) up?",
     ),
     (r"bash: (?:command )?not found|bash: No such file", "install bash there"),
     # The last line if a jump host or a ProxyCommand could not connect.
     (
         r"(?i:proxy)|stdio forwarding failed|Connection (?:closed|reset) by|banner exchange",
-        "is it switched on, and is `{by_hand}` right?",
+        "is it switched on, and is `{login}` right?",
     ),
 )
 # A jump host accepts about ten connections at a time and drops the others. A later try succeeds.
-_PASSING = re.compile(r"kex_exchange_identification|ssh_exchange_identification|banner exchange")
+_TRANSIENT = re.compile(r"kex_exchange_identification|ssh_exchange_identification|banner exchange")
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,29 @@ class Ssh:
         """Log in and run the commands that come through the input."""
         return [*self._to(host, []), "bash -s"]
 
-    def by_hand(self, host: PlannedHost) -> str:
+    def login_command(self, host: PlannedHost) -> str:
         """Return the command with which a user logs in to see the fault."""
         return shlex.join([*self.words, *self.options, host.ssh])
 
     def complaint(self, output: bytes, host: PlannedHost) -> str:
         """Return the line with ssh's reason, and the remedy if we know one."""
-        said = _lines(output)
-        return self.remedied(output, host) or (said[-1].rstrip(".") if said else "ssh said nothing")
+        lines = _lines(output)
+        return self.remedied(output, host) or (
+            lines[-1].rstrip(".") if lines else "ssh said nothing"
+        )
 
     def remedied(self, output: bytes, host: PlannedHost) -> str:
         """Return the line for which we know a remedy, with the remedy; else ""."""
-        text, said = output.decode("utf-8", "replace"), _lines(output)
+        text, lines = output.decode("utf-8", "replace"), _lines(output)
         for pattern, remedy in _REMEDIES:
-            decisive = next((line for line in said if re.search(pattern, line)), "")
+            decisive = next((line for line in lines if re.search(pattern, line)), "")
             if decisive:
-                named = {
-                    "by_hand": self.by_hand(host),
+                names = {
+                    "login": self.login_command(host),
                     "destination": shlex.quote(host.ssh),
-                    "forget": _forget(text),
+                    "forget": _forget_key(text),
                 }
-                return f"{decisive.strip('@ .')}; {remedy.format(**named)}"
+                return f"{decisive.strip('@ .')}; {remedy.format(**names)}"
         return ""
 
     def hang_up(self, host: PlannedHost) -> list[str]:
@@ -117,7 +119,7 @@ class Ssh:
         """Return the path of the socket of the shared connection to `host`."""
         return self.private / str(self.numbers[host.name])
 
-    def _to(self, host: PlannedHost, more: list[str]) -> list[str]:
+    def _to(self, host: PlannedHost, extra: list[str]) -> list[str]:
         # ssh takes the first value of an option. Options that keep a launch from hanging come before the user's;
         # options that users may have a better value for come after.
         sharing = [
@@ -125,15 +127,15 @@ class Ssh:
             f"ControlPath={self.socket(host)}",
             "ControlPersist=10",
         ]
-        ours = ["BatchMode=yes", *sharing, "ClearAllForwardings=yes"]
-        theirs = ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6"]
+        before_users = ["BatchMode=yes", *sharing, "ClearAllForwardings=yes"]
+        after_users = ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6"]
         return [
             *self.words,
             "-T",
-            *_options(ours),
+            *_options(before_users),
             *self.options,
-            *_options(theirs),
-            *more,
+            *_options(after_users),
+            *extra,
             host.ssh,
         ]
 
@@ -148,7 +150,7 @@ class Ssh:
             "# rsync's connection to a host: its command, then its bytes, are the input of `bash -s`.\n"
             "shift # the host's name: a dummy\n"
             f"exec {shlex.join(self.command(host))} < <(\n"
-            f"  printf '%s%s }}\\n' {quote(within(directory))} \"$*;\"\n"
+            f"  printf '%s%s }}\\n' {quote(run_in(directory))} \"$*;\"\n"
             "  exec cat\n)\n",
             encoding="utf-8",
             errors="surrogateescape",
@@ -163,11 +165,11 @@ def _lines(output: bytes) -> list[str]:
 
 def interrupted(first: str) -> str:
     """Return the message if a login shell ended before it began ours. `first`: the first line that it printed."""
-    said = f" said {first!r} and" if first else ""
-    return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {QUIET}"
+    printed = f" said {first!r} and" if first else ""
+    return f"the login shell there{printed} ended before ours began, by an exit or exec of its own: {QUIET}"
 
 
-def _forget(text: str) -> str:
+def _forget_key(text: str) -> str:
     """Return the command that removes the changed key from the user's known_hosts."""
     name = re.search(r"Host key for (\S+) has changed", text)
     file = re.search(r"Offending .*key in (.+):\d+", text)
@@ -190,15 +192,15 @@ def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
     # A socket's path has 104 bytes on macOS, where TMPDIR alone takes half of them.
     parent = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
     try:
-        place = tempfile.TemporaryDirectory(
+        directory = tempfile.TemporaryDirectory(
             prefix=f"ddpgen-{os.getuid()}-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
         raise ValueError(f"there is no room for small files: {error}; set TMPDIR") from None
-    with place as private:
+    with directory as private:
         yield Ssh(words, plan.ssh_options, numbers, Path(private))
 
 
-def is_passing(output: bytes) -> bool:
+def is_transient(output: bytes) -> bool:
     """True if ssh failed because the host had too many connections at once."""
-    return bool(_PASSING.search(output.decode("utf-8", "replace")))
+    return bool(_TRANSIENT.search(output.decode("utf-8", "replace")))

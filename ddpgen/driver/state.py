@@ -19,13 +19,13 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 class JobState:
     """The state of a job, from the files of its checkpoint directory. A value that they lack is None, "" or 0."""
 
-    there: str = "no"  # yes, no, closed
-    word: str = ""  # the status: running, done, stopped, failed
+    directory_state: str = "no"  # yes, no, closed
+    status: str = ""  # running, done, stopped, failed
     attempt: str = ""
-    at: int = 0  # the status's step
+    status_step: int = 0
     reason: str = ""
-    newest: int | None = None  # checkpoint
-    saved: tuple[str, int] | None = None  # path and step of a user's script's last save
+    newest_checkpoint: int | None = None  # its step
+    last_save: tuple[str, int] | None = None  # path and step of a user's script's last save
     step: int | None = None  # the newest complete one
     last_step: int | None = None  # the training ends with it
     loss: float | None = None
@@ -34,31 +34,33 @@ class JobState:
     steps_per_s: float | None = None
     slow: tuple[str, float] | None = None  # slowest rank; the part of a step others wait for it
     waiting: Sequence[float] = ()  # by rank: the part of a step in which it waits for others
-    batches: float = 0.0  # the largest part of a step in which a rank waits for a batch
+    batch_wait: float = 0.0  # the largest part of a step in which a rank waits for a batch
     unit: str = ""  # samples or tokens: the unit of units_per_step
     units_per_step: int = 0
     longest_step_s: float | None = None  # up to the beginning of the next one
-    write_s: float | None = None  # of a checkpoint
+    checkpoint_write_s: float | None = None
     restarts: int = 0  # of its workers, in this attempt
     age_s: float | None = None  # time since the newest step
-    apart_s: float = 0.0  # time between the last two steps
+    step_interval_s: float = 0.0  # between the last two steps
     current: bool = False  # True if the attempt in the lock took the newest step
     stop_asked: bool = False
     slurm_job: str = ""  # the job of Slurm that holds the directory
     lock: Mapping[str, Any] | None = None
-    starts: str = ""  # of a job of Slurm, in words
+    slurm_starts: str = ""  # in words
 
     @property
-    def stands_still(self) -> bool:
+    def stalled(self) -> bool:
         """True if the job runs and its next step is long overdue."""
         return (
-            self.word == "running" and self.age_s is not None and overdue(self.age_s, self.apart_s)
+            self.status == "running"
+            and self.age_s is not None
+            and overdue(self.age_s, self.step_interval_s)
         )
 
     @property
     def started_by(self) -> str:
         """The tier of the run that wrote the status, or "". Never sky, whose directory is in the bucket."""
-        if self.of_slurm:
+        if self.status_slurm_job:
             return "slurm"
         if not self.attempt:
             return ""
@@ -67,10 +69,10 @@ class JobState:
         return "hosts" if by_hosts else "local"
 
     @property
-    def of_slurm(self) -> str:
+    def status_slurm_job(self) -> str:
         """The number of the Slurm job that wrote the status, or ""."""
-        found = re.fullmatch(r"slurm\.(\d+)(?:_\d+)?\.\d+", self.attempt)
-        return found[1] if found else ""
+        match = re.fullmatch(r"slurm\.(\d+)(?:_\d+)?\.\d+", self.attempt)
+        return match[1] if match else ""
 
 
 def read(facts: Mapping[str, str]) -> JobState:
@@ -85,34 +87,34 @@ def read(facts: Mapping[str, str]) -> JobState:
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
     unit = progress.get("unit")
     return JobState(
-        there=facts.get("there", "no"),
-        word=line[1] if line else "",
+        directory_state=facts.get("there", "no"),
+        status=line[1] if line else "",
         attempt=line[2] if line else "",
-        at=int(line[3]) if line else 0,
+        status_step=int(line[3]) if line else 0,
         reason=printable(line[4] or "") if line else "",
-        newest=int(newest) if newest.isdigit() else None,
-        saved=_saved(facts.get("saves", "").split("\t")),
-        step=_whole(progress.get("step")),
-        last_step=_whole(progress.get("last_step")),
+        newest_checkpoint=int(newest) if newest.isdigit() else None,
+        last_save=_last_save(facts.get("saves", "").split("\t")),
+        step=_integer(progress.get("step")),
+        last_step=_integer(progress.get("last_step")),
         loss=_number(progress.get("loss")),
         losses=_losses(progress.get("losses")),
         evaluation=_evaluation(progress.get("evaluation")),
         steps_per_s=_number(progress.get("steps_per_s")),
         slow=_slow(progress.get("slow")),
         waiting=_numbers(progress.get("waiting")),
-        batches=_number(progress.get("batches")) or 0.0,
+        batch_wait=_number(progress.get("batches")) or 0.0,
         unit=printable(unit) if isinstance(unit, str) else "",
-        units_per_step=_whole(progress.get("units_per_step")) or 0,
+        units_per_step=_integer(progress.get("units_per_step")) or 0,
         longest_step_s=_number(progress.get("longest_step_s")),
-        write_s=_number(progress.get("write_s")),
-        restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
+        checkpoint_write_s=_number(progress.get("write_s")),
+        restarts=max(0, (_integer((lock or {}).get("generation")) or 0) - 1),
         age_s=_age(facts.get("now", ""), _number(progress.get("time"))),
-        apart_s=_number(progress.get("step_s")) or 0.0,
+        step_interval_s=_number(progress.get("step_s")) or 0.0,
         current=lock is not None and progress.get("attempt") == lock.get("attempt"),
         stop_asked="stop" in facts,
         slurm_job=number[1] if number else "",
         lock=lock,
-        starts=_starts(mapping(facts.get("slurm-starts", ""))),
+        slurm_starts=_slurm_starts(mapping(facts.get("slurm-starts", ""))),
     )
 
 
@@ -124,58 +126,58 @@ def _evaluation(row: Any) -> str:
     return printable(f"{known} at step {row.get('step')}") if known else ""
 
 
-def _slow(found: Any) -> tuple[str, float] | None:
-    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+def _slow(row: Any) -> tuple[str, float] | None:
+    if not isinstance(row, dict) or not isinstance(name := row.get("name"), str):
         return None
-    cost = _number(found.get("cost"))
+    cost = _number(row.get("cost"))
     return None if cost is None else (printable(name), cost)
 
 
-def _losses(listed: Any) -> tuple[float, ...]:
-    known = listed if isinstance(listed, list) else []
-    losses = [float(each) if each in ("nan", "inf", "-inf") else _number(each) for each in known]
+def _losses(losses_json: Any) -> tuple[float, ...]:
+    items = losses_json if isinstance(losses_json, list) else []
+    losses = [float(item) if item in ("nan", "inf", "-inf") else _number(item) for item in items]
     return tuple(loss for loss in losses if loss is not None)
 
 
-def _numbers(listed: Any) -> tuple[float, ...]:
-    known = [_number(value) for value in listed] if isinstance(listed, list) else []
-    return tuple(value for value in known if value is not None) if None not in known else ()
+def _numbers(items: Any) -> tuple[float, ...]:
+    numbers = [_number(value) for value in items] if isinstance(items, list) else []
+    return tuple(value for value in numbers if value is not None) if None not in numbers else ()
 
 
-def _age(now: str, then: float | None) -> float | None:
-    return None if then is None or not now.isdigit() else max(0.0, int(now) - then)
+def _age(now: str, step_time: float | None) -> float | None:
+    return None if step_time is None or not now.isdigit() else max(0.0, int(now) - step_time)
 
 
-def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
+def _last_save(lines: Sequence[str]) -> tuple[str, int] | None:
     """Return path and step of the newest whole save from which a framework can go on, else of the newest whole file."""
     rows = [row for row in map(mapping, lines) if row.get("whole") is True]
     for row in [*(row for row in reversed(rows) if row.get("by")), *reversed(rows)]:
-        path, step = row.get("path"), _whole(row.get("step"))
+        path, step = row.get("path"), _integer(row.get("step"))
         if isinstance(path, str) and step is not None:
             return printable(path), step
     return None
 
 
-def _starts(kept: Mapping[str, Any]) -> str:
+def _slurm_starts(record: Mapping[str, Any]) -> str:
     """Return in words how often a job of Slurm has come back and why; "" if it has not.
 
     The file may have any content, because users can write it.
     """
     try:
-        crashes = sum(ended == "crash" for _, _, ended in kept["starts"])
-        requeues = int(kept["starts"][-1][0]) - crashes
-        most, most_crashes = int(kept["requeues"]), int(kept["restarts"])
+        crashes = sum(ended == "crash" for _, _, ended in record["starts"])
+        requeues = int(record["starts"][-1][0]) - crashes
+        max_requeues, max_crashes = int(record["requeues"]), int(record["restarts"])
     except (KeyError, IndexError, TypeError, ValueError):
         return ""
     if requeues < 0 or not requeues + crashes:
         return ""
     return (
-        f"come back {requeues} of at most {most} times because of Slurm, "
-        f"{crashes} of at most {most_crashes} times after a crash"
+        f"come back {requeues} of at most {max_requeues} times because of Slurm, "
+        f"{crashes} of at most {max_crashes} times after a crash"
     )
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

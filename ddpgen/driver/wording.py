@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first `most` names, and the count of the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def first_names(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first `limit` names, and the count of the others."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def clock(seconds: float) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 from ddpgen import job
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.measure import probe
-from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
-from ddpgen.monitor.places import Place
-from ddpgen.monitor.record import Following, remember
+from ddpgen.measure.bench_table import BLOCK, WARM_UP, BenchRun, read
+from ddpgen.monitor.places import Machine
+from ddpgen.monitor.record import Following, write_launch
 from ddpgen.programs import Interrupts
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
@@ -26,11 +26,11 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.times import Period
-from ddpgen.tiers.registry import FIRST, TIERS
+from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
 _log = logging.getLogger(__name__)
 STEPS = 30
-LEAST_STEPS = WARM_UP + BLOCK
+MIN_STEPS = WARM_UP + BLOCK
 _STOPPED = 75
 _STDERR = 2
 _POLL_S = 3.0  # between two questions to a scheduler
@@ -42,27 +42,27 @@ class BrokenRunError(DdpgenError):
 
 def default_shapes(job: JobSpec) -> tuple[str, ...]:
     """Return 1, 2 and 4 processes, as far as the job has micro-batches and the machine has processors for them."""
-    most = min(job.micro_batches, os.cpu_count() or 1)
-    return tuple(str(count) for count in (1, 2, 4) if count <= most)
+    limit = min(job.micro_batches, os.cpu_count() or 1)
+    return tuple(str(count) for count in (1, 2, 4) if count <= limit)
 
 
 def tier_of(shape: str) -> str:
     """Return the tier that a shape runs on."""
-    return shape if shape in TIERS else FIRST
+    return shape if shape in TIERS else DEFAULT_TIER
 
 
 def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
     """Return the job at this shape, for so many steps. Raise Refused if the job cannot have the shape."""
     job = reading.job
-    if job.train.runs != "workload":
+    if job.train.program_field != "workload":
         raise Refused(
-            f"train.{job.train.runs} has a loop of its own, which cannot be cut to a few steps",
+            f"train.{job.train.program_field} has a loop of its own, which cannot be cut to a few steps",
             "bench is for train.workload; ddpgen status tells the speed of a script",
         )
     steps = steps or min(STEPS, job.train.steps or STEPS)
-    if steps < LEAST_STEPS:
-        what = f"{steps} steps are too few to measure: the first {WARM_UP} do not count"
-        raise Refused(what, f"give at least --steps {LEAST_STEPS}")
+    if steps < MIN_STEPS:
+        problem = f"{steps} steps are too few to measure: the first {WARM_UP} do not count"
+        raise Refused(problem, f"give at least --steps {MIN_STEPS}")
     changes: dict[str, Any] = {}
     if shape.isdigit():
         # gloo would compute on a GPU that it sees.
@@ -70,57 +70,59 @@ def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
         procs = int(shape)
         changes = {"procs_per_node": procs, "gpus_per_node": None, "backend": "auto", "env": env}
     elif shape == "gpu" and not job.on_gpus:
-        raise Refused(f"shape gpu: the job has no GPUs on {FIRST}", "write gpus_per_node: 1")
+        raise Refused(f"shape gpu: the job has no GPUs on {DEFAULT_TIER}", "write gpus_per_node: 1")
     train = replace(
         job.train, steps=steps, epochs=None, warmup_steps=min(job.train.warmup_steps, steps - 1),
         eval_every=0, best=None, early_stop=None, log_every=BLOCK,
     )  # fmt: skip
-    made = probe.beside(reading, f"bench-{shape}", train=train, restarts=0, **changes)
-    rare = replace(made.job.checkpoint, every=Period(None, 86400.0), keep=1)
-    made = made._replace(job=replace(made.job, checkpoint=rare).single)
-    for found in conflicts(made.job):
-        if found.fatal:
-            raise Refused(f"shape {shape}: {found.what}", found.remedy)
-    return made
+    shaped_reading = probe.derived(reading, f"bench-{shape}", train=train, restarts=0, **changes)
+    checkpoint = replace(shaped_reading.job.checkpoint, every=Period(None, 86400.0), keep=1)
+    shaped_reading = shaped_reading._replace(
+        job=replace(shaped_reading.job, checkpoint=checkpoint).single
+    )
+    for conflict in conflicts(shaped_reading.job):
+        if conflict.fatal:
+            raise Refused(f"shape {shape}: {conflict.problem}", conflict.remedy)
+    return shaped_reading
 
 
 def runs(
     shapes: Mapping[str, Reading], repeats: int, home: Path
-) -> tuple[dict[str, list[Ran]], int]:
+) -> tuple[dict[str, list[BenchRun]], int]:
     """Run all shapes in turn, `repeats` times. Return the rows of each run by shape, and an exit code.
 
     The first run that fails ends the bench. So does Ctrl-C or SIGTERM, which the current run gets as well.
     """
-    found: dict[str, list[Ran]] = {}
+    results: dict[str, list[BenchRun]] = {}
     with Interrupts() as interrupts:
         for number in range(repeats):
             for shape, reading in shapes.items():
                 _log.info(f"bench: shape {shape}, run {number + 1} of {repeats}")
                 try:
-                    code, ran = _once(reading, home, interrupts)
+                    code, run = _run_once(reading, home, interrupts)
                 except DdpgenError as error:
                     _log.error(f"bench: shape {shape}: {error}")
-                    return found, error.exit_code
-                if ran is not None:
-                    found.setdefault(shape, []).append(ran)
+                    return results, error.exit_code
+                if run is not None:
+                    results.setdefault(shape, []).append(run)
                 if interrupts.heard.is_set() or code:
-                    of = "; the table is of the runs before" if found else ""
-                    _log.info(f"bench: ended in shape {shape}{of}")
-                    return found, _STOPPED if interrupts.heard.is_set() else code
-    return found, 0
+                    note = "; the table is of the runs before" if results else ""
+                    _log.info(f"bench: ended in shape {shape}{note}")
+                    return results, _STOPPED if interrupts.heard.is_set() else code
+    return results, 0
 
 
-def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ran | None]:
-    tier, made = reading.tier, reading.job
-    how = job.Render()
-    job.write_bundle({tier: reading}, [tier], home, how)
-    bundle = job.output_directory({tier: reading}, how)
-    run = Following(made, tier, bundle, None)
-    with TIERS[tier].follow.checkpoint_places(run) as places:
-        for place, directory in places:
-            gone = place.run(["rm", "-rf", "--", directory])
-            if gone.code != 0:
-                raise TargetUnavailableError(gone.said.strip())
+def _run_once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, BenchRun | None]:
+    tier, job_spec = reading.tier, reading.job
+    options = job.Render()
+    job.write_bundle({tier: reading}, [tier], home, options)
+    bundle = job.output_directory({tier: reading}, options)
+    run = Following(job_spec, tier, bundle, None)
+    with TIERS[tier].follow.checkpoint_locations(run) as machines:
+        for machine, directory in machines:
+            removal = machine.run(["rm", "-rf", "--", directory])
+            if removal.code != 0:
+                raise TargetUnavailableError(removal.output.strip())
     if interrupts.heard.is_set():
         return _STOPPED, None
     if TIERS[tier].start:
@@ -130,22 +132,22 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
         code = _submitted(run, interrupts)
     if code:
         return code, None
-    with TIERS[tier].follow.checkpoint_places(run) as places:
-        ran = _read(places)
-    if not ran.done or not ran.samples:
+    with TIERS[tier].follow.checkpoint_locations(run) as machines:
+        result = _read(machines)
+    if not result.done or not result.samples:
         raise BrokenRunError(
-            f"{made.name} has ended before its last step; ddpgen logs {bundle} says why"
+            f"{job_spec.name} has ended before its last step; ddpgen logs {bundle} says why"
         )
-    return 0, ran
+    return 0, result
 
 
 def _submitted(run: Following, interrupts: Interrupts) -> int:
     """Submit the job and wait for its end, which comes within the job's time limit. Return the exit code."""
     tier = TIERS[run.tier]
-    launched = tier.submit(run.job, run.bundle, [])
-    remember(run.bundle, launched)
-    run = run._replace(launched=launched)
-    while tier.follow.lives(run):
+    launch = tier.submit(run.job, run.bundle, [])
+    write_launch(run.bundle, launch)
+    run = run._replace(launched=launch)
+    while tier.follow.is_live(run):
         if interrupts.heard.wait(_POLL_S):
             for line in tier.follow.stop(run, now=False):
                 _log.info(line)
@@ -153,13 +155,13 @@ def _submitted(run: Following, interrupts: Interrupts) -> int:
     return 0
 
 
-def _read(places: Sequence[tuple[Place, str]]) -> Ran:
+def _read(machines: Sequence[tuple[Machine, str]]) -> BenchRun:
     """Return the run, from the rows and the manifest on the host that had rank 0."""
-    for place, directory in places:
+    for machine, directory in machines:
         metrics, manifest = (
-            place.run(["cat", "--", f"{directory}/{name}"])
+            machine.run(["cat", "--", f"{directory}/{name}"])
             for name in ("metrics.jsonl", "manifest.json")
         )
         if metrics.code == manifest.code == 0:
-            return read(metrics.said, manifest.said)
+            return read(metrics.output, manifest.output)
     return read("", "")

@@ -20,7 +20,7 @@ from ddpgen.spec.job import JobSpec
 
 WARM_UP = 5  # the first steps of each run do not count
 BLOCK = 5  # a sample is the mean of so many steps: the job's log_every
-_TOO_GOOD = 1.1  # caches gain a few percent; more means that the first shape was disturbed
+_MAX_EFFICIENCY = 1.1  # caches gain a few percent; more means that the first shape was disturbed
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Ran:
+class BenchRun:
     """One run. `losses`: by step, as text of JSON, which keeps every bit. `done`: True if it came to its end."""
 
     samples: Sequence[Sample]
@@ -53,7 +53,7 @@ class Ran:
     processes: int
     done: bool
 
-    def differs(self, other: Ran) -> int | None:
+    def differs(self, other: BenchRun) -> int | None:
         """Return the first step whose loss differs from the loss in `other`; None without one."""
         steps = sorted({*self.losses, *other.losses})
         return next((n for n in steps if self.losses.get(n) != other.losses.get(n)), None)
@@ -98,57 +98,62 @@ class Table:
     rows: Sequence[Row]
 
 
-def read(metrics: str, manifest: str) -> Ran:
+def read(metrics: str, manifest: str) -> BenchRun:
     """Return the run in the text of its files. The newest start counts, which is the only one in a fresh directory."""
     rows = [row for row in map(mapping, metrics.splitlines()) if type(row.get("step")) is int]
-    starts = [at for at, row in enumerate(rows) if row.get("kind") == "start"]
+    starts = [index for index, row in enumerate(rows) if row.get("kind") == "start"]
     rows = rows[starts[-1] :] if starts else []
     steps = {row["step"]: row for row in rows if row.get("kind") == "step"}
-    samples = list(_of_ranks(rows)) or list(_of_steps(steps))
+    samples = list(_rank_samples(rows)) or list(_step_samples(steps))
     losses = {number: json.dumps(row.get("loss")) for number, row in steps.items()}
     size = rows[0].get("world_size") if rows else 0
     done = bool(rows) and rows[-1].get("kind") == "done"
-    return Ran(samples, losses, mapping(manifest), size if isinstance(size, int) else 0, done)
+    return BenchRun(samples, losses, mapping(manifest), size if isinstance(size, int) else 0, done)
 
 
-def _of_ranks(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+def _rank_samples(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
     for row in rows:
         if row.get("kind") == "ranks" and row["step"] > WARM_UP:
             waiting, batches = (statistics.fmean(row[name]) for name in ("waiting", "batches"))
-            least = min(row["waiting"])
-            yield Sample(row["seconds"], least, waiting - least, batches)
+            shortest = min(row["waiting"])
+            yield Sample(row["seconds"], shortest, waiting - shortest, batches)
 
 
-def _of_steps(steps: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+def _step_samples(steps: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
     for end in sorted(steps):
         if end > WARM_UP and (end - WARM_UP) % BLOCK == 0 and end - BLOCK in steps:
             yield Sample((steps[end]["time"] - steps[end - BLOCK]["time"]) / BLOCK)
 
 
 def make(
-    jobs: Mapping[str, tuple[str, JobSpec]], runs: Mapping[str, Sequence[Ran]], machine: Mapping[str, Any],
+    jobs: Mapping[str, tuple[str, JobSpec]], runs: Mapping[str, Sequence[BenchRun]], machine: Mapping[str, Any],
     name: str, link: cost.Link | None, efficiency: float,
 ) -> Table:  # fmt: skip
     """Return the table of these runs, at least one of each shape. `jobs`: the tier and the job of each shape."""
     rows: list[Row] = []
-    alone = next(
-        (_median(each, "step_s") for each in runs.values() if each[0].processes == 1), None
+    single_step_s = next(
+        (
+            _median(shape_runs, "step_s")
+            for shape_runs in runs.values()
+            if shape_runs[0].processes == 1
+        ),
+        None,
     )
-    for shape, each in runs.items():
+    for shape, shape_runs in runs.items():
         tier, job = jobs[shape]
-        about, size = each[0].manifest, each[0].processes
-        times = [sample.step_s for ran in each for sample in ran.samples]
+        manifest, size = shape_runs[0].manifest, shape_runs[0].processes
+        times = [sample.step_s for run in shape_runs for sample in run.samples]
         step_s = statistics.median(times)
         base = rows[0].step_s * rows[0].processes if rows else step_s * size
         predicted = None
-        if link is not None and alone is not None and about.get("gradient_bytes"):
-            predicted = predict(job, alone, about["gradient_bytes"], link, efficiency)
+        if link is not None and single_step_s is not None and manifest.get("gradient_bytes"):
+            predicted = predict(job, single_step_s, manifest["gradient_bytes"], link, efficiency)
         rows.append(
             Row(
-                shape, tier, size, len(each), step_s, min(times), max(times),
-                about.get("units_per_step", 0) / step_s, _median(each, "compute_s"),
-                _median(each, "communication_s"), _median(each, "waiting_s"), _median(each, "batches_s"), base / (step_s * size),
-                predicted, about.get("facts", {}),
+                shape, tier, size, len(shape_runs), step_s, min(times), max(times),
+                manifest.get("units_per_step", 0) / step_s, _median(shape_runs, "compute_s"),
+                _median(shape_runs, "communication_s"), _median(shape_runs, "waiting_s"), _median(shape_runs, "batches_s"), base / (step_s * size),
+                predicted, manifest.get("facts", {}),
             )
         )  # fmt: skip
     first = next(iter(runs.values()))[0]
@@ -157,13 +162,13 @@ def make(
     return Table(name, losses, agree, unit, steps, WARM_UP, machine, rows)
 
 
-def _median(runs: Sequence[Ran], name: str) -> float | None:
-    values = [getattr(sample, name) for ran in runs for sample in ran.samples]
+def _median(runs: Sequence[BenchRun], name: str) -> float | None:
+    values = [getattr(sample, name) for run in runs for sample in run.samples]
     return statistics.median(values) if values and None not in values else None
 
 
 def predict(
-    job: JobSpec, alone_s: float, gradient_bytes: float, link: cost.Link, efficiency: float
+    job: JobSpec, single_step_s: float, gradient_bytes: float, link: cost.Link, efficiency: float
 ) -> float | None:
     """Return the seconds of a step on several hosts, from the step of a single process; None for one host."""
     shape, train = shape_of(job), job.train
@@ -171,81 +176,85 @@ def predict(
         return None
     sent = gradient_bytes * DTYPE_BYTES.get(train.comm_hook, 4) / 4
     count = cost.tree_bytes if train.reduction == "tree" else cost.ring_bytes
-    overlap = cost.Overlap(shape.most, cost.last_bucket(gradient_bytes, train.bucket_cap_mb))
-    compute_s = alone_s * shape.most / job.micro_batches
+    overlap = cost.Overlap(
+        shape.max_micro_batches, cost.last_bucket(gradient_bytes, train.bucket_cap_mb)
+    )
+    compute_s = single_step_s * shape.max_micro_batches / job.micro_batches
     return overlap.step(compute_s, link.seconds(count(shape, sent), efficiency)).step_s
 
 
-def compare(runs: Mapping[str, Sequence[Ran]]) -> tuple[str, bool]:
+def compare(runs: Mapping[str, Sequence[BenchRun]]) -> tuple[str, bool]:
     """Return a line about the losses of all runs, and False if losses differ that must be the same."""
-    every = [(shape, ran) for shape, each in runs.items() for ran in each]
-    (of_first, first), *others = every
+    all_runs = [(shape, run) for shape, shape_runs in runs.items() for run in shape_runs]
+    (first_shape, first), *others = all_runs
     if not others:
         return "one run: there are no other losses to compare its own with", True
-    for shape, ran in others:
-        step = ran.differs(first)
+    for shape, run in others:
+        step = run.differs(first)
         if step is None:
             continue
-        told = f"{of_first} {first.losses.get(step)}, {shape} {ran.losses.get(step)}"
-        reason = ", ".join(_reasons(first.manifest, ran.manifest))
-        why = f"what was computed on differs: {reason}" if reason else "they have to be the same"
-        return f"the losses differ from step {step} on: {told}; {why}", bool(reason)
+        losses = f"{first_shape} {first.losses.get(step)}, {shape} {run.losses.get(step)}"
+        reason = ", ".join(_reasons(first.manifest, run.manifest))
+        explanation = (
+            f"what was computed on differs: {reason}" if reason else "they have to be the same"
+        )
+        return f"the losses differ from step {step} on: {losses}; {explanation}", bool(reason)
     return f"all shapes gave the same losses, bit for bit, in {len(first.losses)} steps", True
 
 
-def _reasons(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+def _reasons(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons for which the bits of two runs may differ."""
-    if not one.get("exact_on_any_world_size", True) and one.get("world_size") != other.get(
+    if not left.get("exact_on_any_world_size", True) and left.get("world_size") != right.get(
         "world_size"
     ):
         yield "the number of processes, and the runs promise no equal bits for that"
     for part in ("facts", "settings"):
-        was, now = one.get(part, {}), other.get(part, {})
-        for name in sorted({*was, *now} - {"bits"}):
-            if was.get(name) != now.get(name):
-                yield f"{name} {was.get(name)}, {now.get(name)}"
+        left_values, right_values = left.get(part, {}), right.get(part, {})
+        for name in sorted({*left_values, *right_values} - {"bits"}):
+            if left_values.get(name) != right_values.get(name):
+                yield f"{name} {left_values.get(name)}, {right_values.get(name)}"
 
 
-def as_json(found: Table) -> str:
+def as_json(bench: Table) -> str:
     """Return the table as JSON. The names of times end with their unit."""
-    return json.dumps(asdict(found), indent=1, ensure_ascii=False)
+    return json.dumps(asdict(bench), indent=1, ensure_ascii=False)
 
 
-def as_text(found: Table) -> str:
+def as_text(bench: Table) -> str:
     """Return the table for a terminal."""
-    lines = table([[f"  {first}", *rest] for first, *rest in _cells(found)], str.rjust)
-    return "\n".join((*_head(found), "", *lines))
+    lines = table([[f"  {first}", *rest] for first, *rest in _cells(bench)], str.rjust)
+    return "\n".join((*_head(bench), "", *lines))
 
 
-def as_markdown(found: Table) -> str:
+def as_markdown(bench: Table) -> str:
     """Return the table as Markdown."""
-    head, *rows = ("| " + " | ".join(cells) + " |" for cells in _cells(found))
-    rule = "|---" * len(_cells(found)[0]) + "|"
-    return "\n".join((*(f"{line}\n" for line in _head(found)), head, rule, *rows, ""))
+    head, *rows = ("| " + " | ".join(cells) + " |" for cells in _cells(bench))
+    rule = "|---" * len(_cells(bench)[0]) + "|"
+    return "\n".join((*(f"{line}\n" for line in _head(bench)), head, rule, *rows, ""))
 
 
-def _head(found: Table) -> Iterator[str]:
-    yield found.losses
-    runs = max(row.runs for row in found.rows)
-    counted = f"{found.steps - found.warm_up_steps} steps of {runs} run{'s' if runs > 1 else ''} of each shape"
-    facts = found.rows[0].facts
-    told = [
-        *(f"{value} {name}" for name, value in found.machine.items() if name == "processors"),
+def _head(bench: Table) -> Iterator[str]:
+    yield bench.losses
+    runs = max(row.runs for row in bench.rows)
+    counted = f"{bench.steps - bench.warm_up_steps} steps of {runs} run{'s' if runs > 1 else ''} of each shape"
+    facts = bench.rows[0].facts
+    environment = [
+        *(f"{value} {name}" for name, value in bench.machine.items() if name == "processors"),
         *(f"{facts[name]}" for name in ("machine", "cpu_capability") if name in facts),
-        *(f"{name} {each[name]}" for name, each in (("torch", facts), ("ddpgen", found.machine)) if name in each),
+        *(f"{name} {source[name]}" for name, source in (("torch", facts), ("ddpgen", bench.machine)) if name in source),
     ]  # fmt: skip
-    yield f"{found.name}: {counted}, after {found.warm_up_steps} to warm up; {', '.join(told)}"
-    if any(row.efficiency > _TOO_GOOD for row in found.rows):
+    yield f"{bench.name}: {counted}, after {bench.warm_up_steps} to warm up; {', '.join(environment)}"
+    if any(row.efficiency > _MAX_EFFICIENCY for row in bench.rows):
         yield (
-            f"an efficiency above {_TOO_GOOD:.0%}: other programs probably slowed {found.rows[0].shape} down; repeat it on a "
+            f"an efficiency above {_MAX_EFFICIENCY:.0%}: other programs probably slowed {bench.rows[0].shape} down; repeat it on a "
             "quiet machine"
         )
 
 
-def _cells(found: Table) -> list[list[str]]:
+def _cells(bench: Table) -> list[list[str]]:
     """Return the cells of the table, the heading first, without columns that have no value."""
-    rows = found.rows
-    head = ["shape", "processes", "step", "least to most", f"{found.unit}/s"]
+    rows = bench.rows
+    head = ["shape", "processes", "step", "least to most", f"{bench.unit}/s"]
     cells = [
         [
             row.shape, str(row.processes), time(row.step_s),
@@ -261,7 +270,7 @@ def _cells(found: Table) -> list[list[str]]:
     )
     for title, name in parts:
         values = [getattr(row, name) for row in rows]
-        _add(head, cells, title, ["-" if each is None else time(each) for each in values])
+        _add(head, cells, title, ["-" if value is None else time(value) for value in values])
     _add(head, cells, "efficiency", [f"{row.efficiency:.0%}" for row in rows])
     _add(head, cells, "predicted", [_predicted(row) for row in rows])
     return [head, *cells]

@@ -47,7 +47,7 @@ class Shape:
         return sum(self.procs)
 
     @property
-    def most(self) -> int:
+    def max_micro_batches(self) -> int:
         """The largest number of micro-batches of a rank; 1 for a script."""
         return max(self.micro_batches, default=1)
 
@@ -89,22 +89,22 @@ def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
         return _exchanged(rows, [1] * len(rows)) * gradient_bytes
     if len(set(shape.procs)) > 1:
         return _exchanged(rows, shape.procs) * gradient_bytes
-    of_hosts = ends[:: shape.procs[0]]
-    rows = [partial_sums(first, end, leaves) for first, end in itertools.pairwise(of_hosts)]
+    host_ends = ends[:: shape.procs[0]]
+    rows = [partial_sums(first, end, leaves) for first, end in itertools.pairwise(host_ends)]
     return _exchanged(rows, [1] * shape.hosts) * gradient_bytes
 
 
 def partial_sums(first: int, end: int, leaves: int) -> int:
     """Return how many nodes of the tree over `leaves` micro-batches cover first, first + 1, … end - 1."""
-    found = 0
+    count = 0
     while first < end:
         size = 1
         while first % (2 * size) == 0 and min(first + 2 * size, leaves) <= end:
             size *= 2
             if first + size >= leaves:
                 break
-        first, found = first + size, found + 1
-    return found
+        first, count = first + size, count + 1
+    return count
 
 
 def _exchanged(rows: Sequence[int], groups: Sequence[int]) -> float:
@@ -113,13 +113,13 @@ def _exchanged(rows: Sequence[int], groups: Sequence[int]) -> float:
     `rows`: the partial sums of each member. `groups`: the number of members of each group. Each of n members owns
     1/n of the data: it gets all members' `rows` of that part, and gives back one sum.
     """
-    members, total, first, most = len(rows), sum(rows), 0, 0.0
+    members, total, first, busiest = len(rows), sum(rows), 0, 0.0
     for size in groups:
-        mine = sum(rows[first : first + size])
-        sent = (mine + size) * (members - size) / members
-        received = size * (total - mine + members - size) / members
-        first, most = first + size, max(most, sent, received)
-    return most
+        group_sums = sum(rows[first : first + size])
+        sent = (group_sums + size) * (members - size) / members
+        received = size * (total - group_sums + members - size) / members
+        first, busiest = first + size, max(busiest, sent, received)
+    return busiest
 
 
 @dataclass(frozen=True)
@@ -199,5 +199,5 @@ class Interruptions:
 
         At least: the training stops while a checkpoint is written. At most: a checkpoint takes no time of it.
         """
-        kept = max(0.0, 1 - self.lost_s(interval_s) / self.mean_s)
-        return kept * interval_s / (interval_s + self.checkpoint_s), kept
+        counted = max(0.0, 1 - self.lost_s(interval_s) / self.mean_s)
+        return counted * interval_s / (interval_s + self.checkpoint_s), counted

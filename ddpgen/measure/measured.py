@@ -47,10 +47,10 @@ class Run:
         if self.settings is None:
             return ""
         for name in _SETTINGS:
-            now = getattr(job.train, name)
-            was = self.settings.get(name, "default" if name == "determinism" else None)
-            if was != (dict(now) if isinstance(now, Mapping) else now):
-                return f"train.{name} {json.dumps(was)}"
+            value = getattr(job.train, name)
+            run_value = self.settings.get(name, "default" if name == "determinism" else None)
+            if run_value != (dict(value) if isinstance(value, Mapping) else value):
+                return f"train.{name} {json.dumps(run_value)}"
         if self.on_gpus != job.on_gpus:
             return "GPUs" if self.on_gpus else "no GPUs"
         return ""
@@ -58,12 +58,12 @@ class Run:
     def same_model(self, job: JobSpec) -> bool:
         """True if the run had the workload and the arguments of `job`."""
         args = job.train.args
-        wanted = {
+        settings = {
             "workload": job.train.workload,
             "args": dict(args) if isinstance(args, Mapping) else args,
         }
         return self.settings is not None and all(
-            self.settings.get(name) == value for name, value in wanted.items()
+            self.settings.get(name) == value for name, value in settings.items()
         )
 
 
@@ -75,7 +75,7 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
     runs = {
         checkpoints(job, bundle.absolute().parent) / "metrics.jsonl"
         for job in jobs
-        if job.train.runs == "workload"
+        if job.train.program_field == "workload"
     }
     written = {path: time for path in runs if (time := _modified(path)) is not None}
     if not written:
@@ -90,44 +90,44 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
 
 def read(directory: Path) -> Run:
     """Return the run in a checkpoint directory."""
-    about = mapping(_text(directory / "manifest.json"))
+    manifest = mapping(_text(directory / "manifest.json"))
     lines = _text(directory / "metrics.jsonl").splitlines()
     # Rows of these kinds come between two steps and take no time.
     rows = [row for row in map(mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
-    found, attempt = _newest_start(rows)
-    starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
-    settings, facts = about.get("settings"), about.get("facts")
+    step_times, attempt = _newest_start(rows)
+    starts = [row for row in (manifest, *rows) if "world_size" in row and _start(row) == attempt]
+    settings, facts = manifest.get("settings"), manifest.get("facts")
     return Run(
         short(str(directory)),
-        _whole(about.get("parameters")),
-        _whole(about.get("gradient_bytes")),
+        _positive(manifest.get("parameters")),
+        _positive(manifest.get("gradient_bytes")),
         settings if isinstance(settings, dict) else None,
         isinstance(facts, dict) and facts.get("device") != "cpu",
-        statistics.median(found) if found else 0.0,
-        len(found),
-        (_whole(starts[-1]["world_size"]) or 0) if starts else 0,
+        statistics.median(step_times) if step_times else 0.0,
+        len(step_times),
+        (_positive(starts[-1]["world_size"]) or 0) if starts else 0,
         JobState(attempt=str(attempt[0])).started_by,
     )
 
 
 def _newest_start(rows: Iterable[dict[str, Any]]) -> tuple[list[float], tuple[Any, Any]]:
     """Return the seconds of each step of the newest start with two steps, and that start's attempt and generation."""
-    found: dict[tuple[Any, Any], list[float]] = {}
-    before: dict[str, Any] = {}
+    step_times: dict[tuple[Any, Any], list[float]] = {}
+    last_row: dict[str, Any] = {}
     for row in rows:
-        if row.get("kind") == before.get("kind") == "step" and _start(row) == _start(before):
+        if row.get("kind") == last_row.get("kind") == "step" and _start(row) == _start(last_row):
             try:
-                steps, took = row["step"] - before["step"], row["time"] - before["time"]
-                found.setdefault(_start(row), []).append(max(0.0, took) / steps)
+                steps, seconds = row["step"] - last_row["step"], row["time"] - last_row["time"]
+                step_times.setdefault(_start(row), []).append(max(0.0, seconds) / steps)
             except (KeyError, TypeError, ZeroDivisionError):
                 pass
-        before = row
-    start = next(reversed(found), ("", 0))
-    return found.get(start, []), start
+        last_row = row
+    start = next(reversed(step_times), ("", 0))
+    return step_times.get(start, []), start
 
 
 def _start(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return str(row.get("attempt", "")), _whole(row.get("generation")) or 0
+    return str(row.get("attempt", "")), _positive(row.get("generation")) or 0
 
 
 def _modified(path: Path) -> float | None:
@@ -146,5 +146,5 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _whole(value: Any) -> int | None:
+def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -23,89 +23,89 @@ def need() -> None:
         ) from None
 
 
-def prediction(found: Prediction, file: Path) -> None:
+def prediction(values: Prediction, file: Path) -> None:
     """Draw the step on each link, and over node counts, into `file`. Its suffix is the format.
 
     Raises TargetUnavailableError, FileTroubleError.
     """
-    charts = [draw for draw, rows in ((_links, found.links), (_nodes, found.nodes[1:])) if rows]
+    charts = [draw for draw, rows in ((_links, values.links), (_nodes, values.nodes[1:])) if rows]
     if not charts:
         raise TargetUnavailableError(
             "--plot: a single process sends nothing, so there is nothing to draw"
         )
-    figure, grid = _charts(len(charts), 5.6, 4.4, f"{found.name} on {found.tier}")
+    figure, grid = _charts(len(charts), 5.6, 4.4, f"{values.name} on {values.tier}")
     for axes, draw in zip(grid, charts, strict=True):
-        draw(axes, found)
-    if found.compute.micro_batch_s:
+        draw(axes, values)
+    if values.compute.micro_batch_s:
         _legend(figure, grid[0])
     _save(figure, file)
 
 
-def _links(axes: Any, found: Prediction) -> None:
-    names = [row.link.name for row in found.links]
-    if found.compute.micro_batch_s:
-        steps = [row.step for row in found.links if row.step is not None]
+def _links(axes: Any, prediction: Prediction) -> None:
+    names = [row.link.name for row in prediction.links]
+    if prediction.compute.micro_batch_s:
+        steps = [row.step for row in prediction.links if row.step is not None]
         compute, exposed = [s.compute_s for s in steps], [s.exposed_s for s in steps]
         axes.barh(names, compute, color=_BLUE, label="computing")
         axes.barh(names, exposed, left=compute, color=_RED, label="communication not hidden")
         ends = [s.step_s for s in steps]
         axes.set_xlim(0, max(ends) * 1.18)
-        axes.set_title(f"a step on each link, {counted(found.shape)}")
+        axes.set_title(f"a step on each link, {counted(prediction.shape)}")
     else:
-        ends = [row.communication_s for row in found.links]
+        ends = [row.communication_s for row in prediction.links]
         axes.barh(names, ends, color=_RED)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(min(ends) / 2, max(ends) * 5)
-        axes.set_title(f"communication of a step, {counted(found.shape)}")
-    for at, end in enumerate(ends):
-        axes.annotate(time(end), (end, at), (4, 0), textcoords="offset points", va="center")
+        axes.set_title(f"communication of a step, {counted(prediction.shape)}")
+    for index, end in enumerate(ends):
+        axes.annotate(time(end), (end, index), (4, 0), textcoords="offset points", va="center")
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
 
 
-def _nodes(axes: Any, found: Prediction) -> None:
-    names = [str(row.nodes) for row in found.nodes]
-    steps = [row.step for row in found.nodes if row.step is not None]
+def _nodes(axes: Any, prediction: Prediction) -> None:
+    names = [str(row.nodes) for row in prediction.nodes]
+    steps = [row.step for row in prediction.nodes if row.step is not None]
     if steps:
         compute, exposed = [s.compute_s for s in steps], [s.exposed_s for s in steps]
         axes.bar(names, compute, color=_BLUE, label="computing")
         axes.bar(names, exposed, bottom=compute, color=_RED, label="communication not hidden")
         ends = [s.step_s for s in steps]
-        told = [
+        labels = [
             f"{time(end)}\n{row.efficiency or 0:.0%}"
-            for end, row in zip(ends, found.nodes, strict=True)
+            for end, row in zip(ends, prediction.nodes, strict=True)
         ]
-        axes.set_title(f"a step at {found.link.name}, and its efficiency")
+        axes.set_title(f"a step at {prediction.link.name}, and its efficiency")
     else:
-        ends = [row.communication_s for row in found.nodes]
+        ends = [row.communication_s for row in prediction.nodes]
         axes.bar(names, ends, color=_RED)
-        told = [time(end) for end in ends]
-        axes.set_title(f"communication of a step at {found.link.name}")
+        labels = [time(end) for end in ends]
+        axes.set_title(f"communication of a step at {prediction.link.name}")
     axes.set_ylim(0, max(ends) * 1.2)
-    for at, (end, words) in enumerate(zip(ends, told, strict=True)):
+    for index, (end, words) in enumerate(zip(ends, labels, strict=True)):
         axes.annotate(
-            words, (at, end), (0, 3), textcoords="offset points", ha="center", va="bottom"
+            words, (index, end), (0, 3), textcoords="offset points", ha="center", va="bottom"
         )
     axes.set_xlabel("nodes")
     axes.set_ylabel("seconds")
 
 
-def bench(found: Table, file: Path) -> None:
+def bench(table: Table, file: Path) -> None:
     """Draw the parts of each shape's step into `file`. Raise TargetUnavailableError, FileTroubleError."""
-    rows = found.rows
-    figure, (axes,) = _charts(1, 7.2, 1.6 + 0.5 * len(rows), f"{found.name}: a step at each shape")
+    rows = table.rows
+    figure, (axes,) = _charts(1, 7.2, 1.6 + 0.5 * len(rows), f"{table.name}: a step at each shape")
     names = [f"{row.shape} ({row.processes})" for row in rows]
     parts = [_parts(row) for row in rows]
     labels = ("computing", "communication", "waiting for ranks", "waiting for batches")
     left = [0.0] * len(rows)
-    for at, (label, color) in enumerate(zip(labels, (_BLUE, _GREEN, _RED, _AMBER), strict=True)):
-        widths = [each[at] * 1e3 for each in parts]
+    for index, (label, color) in enumerate(zip(labels, (_BLUE, _GREEN, _RED, _AMBER), strict=True)):
+        widths = [parts_of_row[index] * 1e3 for parts_of_row in parts]
         axes.barh(names, widths, left=left, color=color, label=label)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for at, (row, end) in enumerate(zip(rows, left, strict=True)):
-        words = f"{time(row.step_s)}, {row.units_per_s:,.0f} {found.unit}/s, {row.efficiency:.0%}"
-        axes.annotate(words, (end, at), (4, 0), textcoords="offset points", va="center")
+    for index, (row, end) in enumerate(zip(rows, left, strict=True)):
+        words = f"{time(row.step_s)}, {row.units_per_s:,.0f} {table.unit}/s, {row.efficiency:.0%}"
+        axes.annotate(words, (end, index), (4, 0), textcoords="offset points", va="center")
     axes.set_xlim(0, max(left) * 1.6)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")

@@ -16,16 +16,16 @@ from ddpgen.measure.measured import Run
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import ranks as launch
-from ddpgen.tiers.registry import FIRST
+from ddpgen.tiers.registry import DEFAULT_TIER
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_MORE = 4  # a proposed change has so many times the micro-batches, or the link's rate
+_SCALE_UP = 4  # a proposed change has so many times the micro-batches, or the link's rate
 _BUCKETS = 8  # so many buckets hide all but an eighth of the communication
-HELPS = 1.02  # least gain in speed of a proposed change; less is within a prediction's error
+MIN_SPEEDUP = 1.02  # least gain in speed of a proposed change; less is within a prediction's error
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictOptions:
     """The options of the command line; None for one that is left out.
 
     `step_times`: by the name of a host, or for all hosts under "".
@@ -176,37 +176,39 @@ def choose_tier(jobs: Mapping[str, JobSpec]) -> str:
     )
 
 
-def predict(jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None) -> Prediction:
+def predict(
+    jobs: Mapping[str, JobSpec], tier: str, options: PredictOptions, run: Run | None
+) -> Prediction:
     """Return the prediction for the job of `tier`. Raise Refused for an option that is missing or does not fit."""
-    return _Job(jobs, tier, asked, run).predict()
+    return _Job(jobs, tier, options, run).predict()
 
 
 class _Job:
     """A job on one tier, with the options of the command line and the newest run."""
 
     def __init__(
-        self, jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None
+        self, jobs: Mapping[str, JobSpec], tier: str, options: PredictOptions, run: Run | None
     ) -> None:
         self.jobs, self.tier, self.job = jobs, tier, jobs[tier]
-        self.asked, self.run = asked, run
+        self.options, self.run = options, run
         self.shape = shape_of(self.job)
         self.gradients = self._gradients()
-        usual = "100G" if self.job.on_gpus else "1GbE"
-        self.link = asked.link or quantities.link(usual)
+        default_link = "100G" if self.job.on_gpus else "1GbE"
+        self.link = options.link or quantities.link(default_link)
         # The processes of one machine share memory. Its GPUs have a link, for which the user may ask.
-        self.inside = self.shape.hosts == 1 and self.job.on_gpus and asked.link is not None
+        self.on_gpu_link = self.shape.hosts == 1 and self.job.on_gpus and options.link is not None
         self.compute = self._compute()
 
     def predict(self) -> Prediction:
-        job, asked = self.job, self.asked
+        job, options = self.job, self.options
         differ = len(set(self.shape.procs)) > 1 or len(set(self.compute.micro_batch_s)) > 1
         unequal = differ or len({machine.weight for machine in job.machines}) > 1
-        changes = [each for each in self._changes(unequal) if each.speed > HELPS]
+        changes = [change for change in self._changes(unequal) if change.speed > MIN_SPEEDUP]
         return Prediction(
             job.name, self.tier, self.shape, self._reduction(), self.gradients,
             self._bytes(self.shape, self.gradients.sent_bytes),
-            self.compute, asked.efficiency, self.link, tuple(self._links()),
-            () if unequal or self.inside else tuple(self._nodes()),
+            self.compute, options.efficiency, self.link, tuple(self._links()),
+            () if unequal or self.on_gpu_link else tuple(self._nodes()),
             tuple(sorted(changes, key=lambda change: -change.speed)),
             unequal, self._balance(), self._checkpoints(), self._prices(),
         )  # fmt: skip
@@ -214,85 +216,99 @@ class _Job:
     # --- what goes in --------------------------------------------------------------------------
 
     def _gradients(self) -> Gradients:
-        train, asked, run = self.job.train, self.asked, self.run
+        train, options, run = self.job.train, self.options, self.run
         hook = train.comm_hook if train.comm_hook in DTYPE_BYTES else "fp32"
-        dtype = asked.dtype or hook
+        dtype = options.dtype or hook
         args = train.args if isinstance(train.args, Mapping) else {}
-        if asked.parameters is not None:
-            number, source = asked.parameters, "as given"
-        elif (known := parameters.counted(train.workload, args)) is not None:
-            number, source = known, "counted from train.args"
+        if options.parameters is not None:
+            number, source = options.parameters, "as given"
+        elif (counted := parameters.counted(train.workload, args)) is not None:
+            number, source = counted, "counted from train.args"
         elif run is not None and run.parameters and run.same_model(self.job):
             number, source = run.parameters, f"told by the newest run, {run.directory}"
-            if run.gradient_bytes and not asked.dtype and hook == "fp32":
+            if run.gradient_bytes and not options.dtype and hook == "fp32":
                 kinds = {4: "fp32", 2: "16 bits"}
                 dtype = kinds.get(run.gradient_bytes // number, "mixed types")
                 return Gradients(number, dtype, run.gradient_bytes, source)
         else:
-            what = train.workload or train.script or train.command[0]
+            program = train.workload or train.script or train.command[0]
             raise Refused(
-                f"how many parameters {what} has is not known",
+                f"how many parameters {program} has is not known",
                 "give it, like --params 760M"
-                + (", or run it once: the run records it" if train.runs == "workload" else ""),
+                + (
+                    ", or run it once: the run records it"
+                    if train.program_field == "workload"
+                    else ""
+                ),
             )
         return Gradients(number, dtype, number * DTYPE_BYTES[dtype], source)
 
     def _compute(self) -> Compute:
-        if self.asked.step_times:
-            return self._given(self.asked.step_times)
+        if self.options.step_times:
+            return self._given_times(self.options.step_times)
         run, give = self.run, "give --step-time 1.5s"
         if run is None or not run.step_s:
-            alike = FIRST in self.jobs and self.jobs[FIRST].on_gpus == self.job.on_gpus
-            how = f"ddpgen launch SPEC --target {FIRST if alike else self.tier}"
-            return Compute((), f"not known: {give}, or run it once ({how})")
+            same_device = (
+                DEFAULT_TIER in self.jobs and self.jobs[DEFAULT_TIER].on_gpus == self.job.on_gpus
+            )
+            command = f"ddpgen launch SPEC --target {DEFAULT_TIER if same_device else self.tier}"
+            return Compute((), f"not known: {give}, or run it once ({command})")
         differs = run.differs(self.job)
         if not differs and run.parameters not in (None, self.gradients.parameters):
             differs = f"{quantities.count(run.parameters or 0)} parameters"
         if differs:
             return Compute((), f"not known: the newest run ({run.directory}) had {differs}; {give}")
-        ran = self._shape_of(run)
-        if ran is None:
+        shape = self._shape_of(run)
+        if shape is None:
             return Compute((), f"not known: which hosts {run.directory} ran on; {give}")
-        where = f"median of {run.steps} steps of {run.directory} on {counted(ran)}"
-        communication_s = self._communication_s(ran) if ran.hosts > 1 else 0.0
-        taken = self._overlap(ran.most).compute_s(run.step_s, communication_s)
-        if taken <= 0:
-            told = f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
-            return Compute((), f"not known: {where} is less than the communication, {told}")
+        measurement = f"median of {run.steps} steps of {run.directory} on {counted(shape)}"
+        communication_s = self._communication_s(shape) if shape.hosts > 1 else 0.0
+        compute_s = self._overlap(shape.max_micro_batches).compute_s(run.step_s, communication_s)
+        if compute_s <= 0:
+            communication = (
+                f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
+            )
+            return Compute(
+                (), f"not known: {measurement} is less than the communication, {communication}"
+            )
         if communication_s:
-            where += f", less the communication at {self.link.name}"
-        return Compute((taken / ran.most,) * self.shape.hosts, f"measured: {where}")
+            measurement += f", less the communication at {self.link.name}"
+        return Compute(
+            (compute_s / shape.max_micro_batches,) * self.shape.hosts, f"measured: {measurement}"
+        )
 
-    def _given(self, given: Mapping[str, float]) -> Compute:
-        if list(given) == [""]:
-            each = given[""] / self.shape.most
-            return Compute((each,) * self.shape.hosts, "as given")
+    def _given_times(self, step_times: Mapping[str, float]) -> Compute:
+        if list(step_times) == [""]:
+            micro_batch_s = step_times[""] / self.shape.max_micro_batches
+            return Compute((micro_batch_s,) * self.shape.hosts, "as given")
         names = self._names()
         if not all(names):
             raise Refused(
                 f"{self.tier} has no hosts with names", "give one time, like --step-time 1.5s"
             )
-        wrong = [name for name in (*names, *given) if name not in given or name not in names]
-        if wrong:
+        misfits = [
+            name for name in (*names, *step_times) if name not in step_times or name not in names
+        ]
+        if misfits:
             remedy = (
                 f"give --step-time HOST=TIME for each of {', '.join(names)}, or one time for all"
             )
-            unknown = next((name for name in given if name not in names), None)
-            what = (
+            unknown = next((name for name in step_times if name not in names), None)
+            problem = (
                 f"names {unknown}, which is no host of the job"
                 if unknown
                 else "has a time without a host"
             )
             if unknown is None:
-                what = f"has no time for {wrong[0]}"
-            raise Refused(f"--step-time {what}", remedy)
-        most = _most_of_each(self.shape)
-        times = (given[name] / count for name, count in zip(names, most, strict=True))
+                problem = f"has no time for {misfits[0]}"
+            raise Refused(f"--step-time {problem}", remedy)
+        micro_batches = _largest_counts(self.shape)
+        times = (step_times[name] / count for name, count in zip(names, micro_batches, strict=True))
         return Compute(tuple(times), "as given for each host")
 
     def _shape_of(self, run: Run) -> Shape | None:
-        if run.tier == FIRST:
-            return _even(self.job, 1, run.processes)
+        if run.tier == DEFAULT_TIER:
+            return _equal_hosts(self.job, 1, run.processes)
         shapes = {tier: shape_of(job) for tier, job in self.jobs.items()}
         shape = shapes.get(run.tier)
         return shape if shape is not None and shape.processes == run.processes else None
@@ -304,62 +320,71 @@ class _Job:
     # --- what comes out ------------------------------------------------------------------------
 
     def _reduction(self) -> str:
-        return self.job.train.reduction if self.job.train.runs == "workload" else "allreduce"
+        return (
+            self.job.train.reduction if self.job.train.program_field == "workload" else "allreduce"
+        )
 
     def _bytes(self, shape: Shape, sent_bytes: float) -> float:
         tree = self._reduction() == "tree"
         return (cost.tree_bytes if tree else cost.ring_bytes)(shape, sent_bytes)
 
     def _communication_s(self, shape: Shape, link: Link | None = None) -> float:
-        if shape.hosts == 1 and not self.inside:
+        if shape.hosts == 1 and not self.on_gpu_link:
             return 0.0
         crossing = self._bytes(shape, self.gradients.sent_bytes)
-        return (link or self.link).seconds(crossing, self.asked.efficiency)
+        return (link or self.link).seconds(crossing, self.options.efficiency)
 
     def _overlap(self, micro_batches: int) -> Overlap:
-        held = self.gradients.parameters * DTYPE_BYTES["fp32"]
-        last = cost.last_bucket(held, self.job.train.bucket_cap_mb)
-        return Overlap(micro_batches, last)
+        gradient_bytes = self.gradients.parameters * DTYPE_BYTES["fp32"]
+        last_bucket = cost.last_bucket(gradient_bytes, self.job.train.bucket_cap_mb)
+        return Overlap(micro_batches, last_bucket)
 
-    def _compute_s(self, shape: Shape, known: Sequence[float]) -> float:
-        """Return the compute time of the slowest rank in a step. `known`: each host's seconds for a micro-batch."""
-        if shape.hosts != len(known):
-            return shape.most * known[0]  # another number of hosts, all equal
-        return max(count * each for count, each in zip(_most_of_each(shape), known, strict=True))
+    def _compute_s(self, shape: Shape, micro_batch_s: Sequence[float]) -> float:
+        """Return the compute time of the slowest rank in a step. `micro_batch_s`: each host's seconds."""
+        if shape.hosts != len(micro_batch_s):
+            return shape.max_micro_batches * micro_batch_s[0]  # another number of hosts, all equal
+        return max(
+            count * seconds
+            for count, seconds in zip(_largest_counts(shape), micro_batch_s, strict=True)
+        )
 
     def _step(self, shape: Shape, link: Link) -> StepCost | None:
-        known = self.compute.micro_batch_s
-        return self._step_of(shape, link, known) if known else None
+        micro_batch_s = self.compute.micro_batch_s
+        return self._step_of(shape, link, micro_batch_s) if micro_batch_s else None
 
-    def _step_of(self, shape: Shape, link: Link, known: Sequence[float]) -> StepCost:
+    def _step_of(self, shape: Shape, link: Link, micro_batch_s: Sequence[float]) -> StepCost:
         communication_s = self._communication_s(shape, link)
-        return self._overlap(shape.most).step(self._compute_s(shape, known), communication_s)
+        return self._overlap(shape.max_micro_batches).step(
+            self._compute_s(shape, micro_batch_s), communication_s
+        )
 
     def _links(self) -> Iterator[OnLink]:
-        if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.inside):
+        if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.on_gpu_link):
             return
         sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
-        known = [link for link in quantities.LINKS if self.inside or link.name != "NVLink"]
-        links = {link.bits_per_s: link for link in (*known, self.link)}
+        named = [link for link in quantities.LINKS if self.on_gpu_link or link.name != "NVLink"]
+        links = {link.bits_per_s: link for link in (*named, self.link)}
         for _, link in sorted(links.items()):
-            sharded_s = link.seconds(sharded, self.asked.efficiency)
+            sharded_s = link.seconds(sharded, self.options.efficiency)
             communication_s = self._communication_s(self.shape, link)
             yield OnLink(link, communication_s, sharded_s, self._step(self.shape, link))
 
     def _nodes(self) -> Iterator[OnNodes]:
-        each = self.shape.procs[0]
+        procs = self.shape.procs[0]
         counts = {1, 2, 4, 8, 16, self.shape.hosts, 2 * self.shape.hosts}
-        single = self._step(_even(self.job, 1, each), self.link)
+        single = self._step(_equal_hosts(self.job, 1, procs), self.link)
         for nodes in sorted(counts)[:6]:
-            if self.job.micro_batches and nodes * each > self.job.micro_batches:
+            if self.job.micro_batches and nodes * procs > self.job.micro_batches:
                 return  # a process without a micro-batch
-            shape = _even(self.job, nodes, each)
-            step, gained = self._step(shape, self.link), None
+            shape = _equal_hosts(self.job, nodes, procs)
+            step, efficiency = self._step(shape, self.link), None
             if step is not None and single is not None:
                 # On more nodes a script's step does more work.
                 share = nodes if self.job.micro_batches else 1
-                gained = single.step_s / (share * step.step_s)
-            yield OnNodes(nodes, shape.most, self._communication_s(shape), step, gained)
+                efficiency = single.step_s / (share * step.step_s)
+            yield OnNodes(
+                nodes, shape.max_micro_batches, self._communication_s(shape), step, efficiency
+            )
 
     def _changes(self, unequal: bool) -> Iterator[Change]:
         """Yield the changes that reduce the cost of the communication, with their effect on the step.
@@ -369,11 +394,11 @@ class _Job:
         communication_s = self._communication_s(self.shape)
         if not communication_s:
             return
-        compute_s, most = (
+        compute_s, micro_batches = (
             self._compute_s(self.shape, self.compute.micro_batch_s or (0.0,)),
-            self.shape.most,
+            self.shape.max_micro_batches,
         )
-        overlap = self._overlap(most)
+        overlap = self._overlap(micro_batches)
         now_s = overlap.step(compute_s, communication_s).step_s
 
         def change(what: str, step_s: float, work: float = 1.0) -> Change:
@@ -382,56 +407,63 @@ class _Job:
         train = self.job.train
         if compute_s and not unequal:
             for nodes in (1 << n for n in range((self.shape.hosts - 1).bit_length())):
-                fewer = self._step(_even(self.job, nodes, self.shape.procs[0]), self.link)
+                fewer = self._step(_equal_hosts(self.job, nodes, self.shape.procs[0]), self.link)
                 assert fewer is not None
                 # On fewer hosts a script's step does less work.
                 work = 1.0 if self.job.micro_batches else nodes / self.shape.hosts
                 yield change(f"fewer hosts: {nodes} of {self.shape.hosts}", fewer.step_s, work)
-        batch = f"{_MORE} times the steps of gradient accumulation"
+        batch = f"{_SCALE_UP} times the steps of gradient accumulation"
         if train.global_batch_size:
-            batch = f"global_batch_size: {_MORE * train.global_batch_size}"
-        longer = replace(overlap, micro_batches=_MORE * most)
-        longer_s = longer.step(_MORE * compute_s, communication_s).step_s
-        yield change(f"more micro-batches a step: {batch}", longer_s, _MORE)
-        rate = _MORE * self.link.bits_per_s
+            batch = f"global_batch_size: {_SCALE_UP * train.global_batch_size}"
+        longer = replace(overlap, micro_batches=_SCALE_UP * micro_batches)
+        longer_s = longer.step(_SCALE_UP * compute_s, communication_s).step_s
+        yield change(f"more micro-batches a step: {batch}", longer_s, _SCALE_UP)
+        rate = _SCALE_UP * self.link.bits_per_s
         better = next((link for link in quantities.LINKS if link.bits_per_s >= rate), None)
         if better is not None:
             faster = overlap.step(compute_s, self._communication_s(self.shape, better))
             yield change(f"a better link: {better.name}", faster.step_s)
         if self.gradients.sent_bytes >= DTYPE_BYTES["fp32"] * self.gradients.parameters:
             sent = cost.ring_bytes(self.shape, self.gradients.sent_bytes / 2)
-            half = overlap.step(compute_s, self.link.seconds(sent, self.asked.efficiency))
-            hook = "reduction: allreduce, comm_hook: fp16" if train.runs == "workload" else "fp16"
+            half = overlap.step(compute_s, self.link.seconds(sent, self.options.efficiency))
+            hook = (
+                "reduction: allreduce, comm_hook: fp16"
+                if train.program_field == "workload"
+                else "fp16"
+            )
             yield change(f"compression: {hook}", half.step_s)
         hidden = Overlap(1, min(overlap.last_bucket, 1 / _BUCKETS))
         if compute_s and hidden != overlap:
             hidden_s = hidden.step(compute_s, communication_s).step_s
             yield change(f"overlap: {', '.join(self._for_overlap(overlap))}", hidden_s)
 
-    def _for_overlap(self, now: Overlap) -> Iterator[str]:
+    def _for_overlap(self, overlap: Overlap) -> Iterator[str]:
         train = self.job.train
-        if now.micro_batches > 1 and train.micro_batch_size:
-            yield f"micro_batch_size: {now.micro_batches * train.micro_batch_size}"
-        if now.last_bucket > 1 / _BUCKETS:
-            held = self.gradients.parameters * DTYPE_BYTES["fp32"]
-            yield f"bucket_cap_mb: {held / cost.MIB / _BUCKETS:.1g}"
+        if overlap.micro_batches > 1 and train.micro_batch_size:
+            yield f"micro_batch_size: {overlap.micro_batches * train.micro_batch_size}"
+        if overlap.last_bucket > 1 / _BUCKETS:
+            gradient_bytes = self.gradients.parameters * DTYPE_BYTES["fp32"]
+            yield f"bucket_cap_mb: {gradient_bytes / cost.MIB / _BUCKETS:.1g}"
 
     def _balance(self) -> Balance | None:
         job, seconds = self.job, self.compute.micro_batch_s
         names, procs = self._names(), self.shape.procs
         if not all(names) or len(set(seconds)) < 2 or not job.micro_batches:
             return None
-        most = _most_of_each(self.shape)
-        now = self._step(self.shape, self.link)
-        assert now is not None
+        micro_batches = _largest_counts(self.shape)
+        step = self._step(self.shape, self.link)
+        assert step is not None
         # The fastest hosts come first: those that compute most in a second.
         order = sorted(range(len(names)), key=lambda host: seconds[host] / procs[host])
         shared = [self._shared(sorted(order[:count])) for count in range(1, len(names) + 1)]
         *fewer, (_, shares, step_s) = shared
         return Balance(
-            {name: count * each for name, count, each in zip(names, most, seconds, strict=True)},
+            {
+                name: count * each
+                for name, count, each in zip(names, micro_batches, seconds, strict=True)
+            },
             shares,
-            now.step_s,
+            step.step_s,
             step_s,
             min((Fewer(*each) for each in fewer), key=lambda each: each.step_s),
         )
@@ -455,31 +487,31 @@ class _Job:
         )
 
     def _checkpoints(self) -> Checkpoints | None:
-        asked, job = self.asked, self.job
+        options, job = self.options, self.job
         automatic = job.preempted_after
-        mean_s = asked.preempted_every or automatic
-        if mean_s is None or asked.checkpoint_time is None:
+        mean_s = options.preempted_every or automatic
+        if mean_s is None or options.checkpoint_time is None:
             return None
-        gone = Interruptions(mean_s, asked.checkpoint_time, asked.restart_time)
+        interruptions = Interruptions(mean_s, options.checkpoint_time, options.restart_time)
         step = self._step(self.shape, self.link)
-        every = job.checkpoint.every
-        written_s = every.seconds
-        if every.steps is not None:
-            written_s = every.steps * step.step_s if step else None
-        if automatic or job.train.runs != "workload":
+        period = job.checkpoint.every
+        written_s = period.seconds
+        if period.steps is not None:
+            written_s = period.steps * step.step_s if step else None
+        if automatic or job.train.program_field != "workload":
             written_s = None  # the training computes the interval itself, or the script has its own
         return Checkpoints(
-            gone, gone.young_s, gone.daly_s, gone.lost_s(gone.young_s), gone.goodput(gone.young_s),
-            written_s, gone.goodput(written_s) if written_s else None,
+            interruptions, interruptions.young_s, interruptions.daly_s, interruptions.lost_s(interruptions.young_s), interruptions.goodput(interruptions.young_s),
+            written_s, interruptions.goodput(written_s) if written_s else None,
         )  # fmt: skip
 
     def _prices(self) -> Prices | None:
-        asked, steps = self.asked, self.job.train.steps
-        if asked.price is None and asked.spot_price is None:
+        options, steps = self.options, self.job.train.steps
+        if options.price is None and options.spot_price is None:
             return None
         step = self._step(self.shape, self.link)
         run_s = steps * step.step_s if steps and step else None
-        return Prices(run_s, asked.price, asked.spot_price)
+        return Prices(run_s, options.price, options.spot_price)
 
 
 def shape_of(job: JobSpec) -> Shape:
@@ -492,23 +524,25 @@ def shape_of(job: JobSpec) -> Shape:
     return Shape(tuple(procs.values()), counts)
 
 
-def _even(job: JobSpec, nodes: int, procs: int) -> Shape:
-    count = job.micro_batches
-    return Shape((procs,) * nodes, _counts(count, [1] * (nodes * procs)) if count else ())
+def _equal_hosts(job: JobSpec, nodes: int, procs: int) -> Shape:
+    micro_batches = job.micro_batches
+    return Shape(
+        (procs,) * nodes, _counts(micro_batches, [1] * (nodes * procs)) if micro_batches else ()
+    )
 
 
 def _counts(micro_batches: int, weights: Sequence[int | Fraction]) -> tuple[int, ...]:
     return tuple(end - first for first, end in launch.shares(micro_batches, weights))
 
 
-def _most_of_each(shape: Shape) -> list[int]:
+def _largest_counts(shape: Shape) -> list[int]:
     """Return the largest number of micro-batches of a rank, for each host."""
     counts = shape.micro_batches or (1,) * shape.processes
-    found, first = [], 0
+    largest, first = [], 0
     for procs in shape.procs:
-        found.append(max(counts[first : first + procs]))
+        largest.append(max(counts[first : first + procs]))
         first += procs
-    return found
+    return largest
 
 
 def counted(shape: Shape) -> str:

@@ -18,29 +18,29 @@ from ddpgen.spec.reader import Reading
 PROBE = "probe.json"
 
 
-def beside(reading: Reading, suffix: str, **changes: Any) -> Reading:
+def derived(reading: Reading, suffix: str, **changes: Any) -> Reading:
     """Return the job as NAME-suffix, with a checkpoint directory of its own. `changes`: fields of the job."""
     job = reading.job
-    place = f"{job.checkpoint.path}-{suffix}" if job.checkpoint.path else None
-    own = replace(job.checkpoint, dir=place)
+    directory = f"{job.checkpoint.path}-{suffix}" if job.checkpoint.path else None
+    checkpoint = replace(job.checkpoint, dir=directory)
     return reading._replace(
-        job=replace(job, name=f"{job.name}-{suffix}", checkpoint=own, **changes)
+        job=replace(job, name=f"{job.name}-{suffix}", checkpoint=checkpoint, **changes)
     )
 
 
 def probed(reading: Reading) -> Reading:
     """Return the job that probes. For a user's script it has only the script's launch, and trains `toy`."""
     train = reading.job.train
-    if train.runs != "workload":
+    if train.program_field != "workload":
         size = reading.job.world_size
         train = Train(workload="toy", steps=1, global_batch_size=size, micro_batch_size=1)
-        return beside(reading, "probe", train=train, code=())
-    return beside(reading, "probe")
+        return derived(reading, "probe", train=train, code=())
+    return derived(reading, "probe")
 
 
-def copy(figures: Path, to: Path) -> None:
+def copy(figures: Path, target: Path) -> None:
     """Copy the figures of a probe. Raise FileTroubleError."""
     try:
-        shutil.copyfile(figures, to)
+        shutil.copyfile(figures, target)
     except OSError as error:
-        raise FileTroubleError(f"{error.filename or to}: {error.strerror}") from None
+        raise FileTroubleError(f"{error.filename or target}: {error.strerror}") from None

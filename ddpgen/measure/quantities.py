@@ -8,7 +8,7 @@ import re
 from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
-from ddpgen.tiers.registry import FIRST, TIERS
+from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
 # Line rates. NVLink is an H100's, with 450 GB/s in each direction (NVIDIA H100 Tensor Core GPU data sheet).
 LINKS = (
@@ -20,32 +20,32 @@ LINKS = (
     Link("NVLink", 3600e9),
 )
 _RATE = re.compile(r"(.+?)\s*(GbE|G|Gbit/s|Gbps|Gb/s|Mbit/s|Mbps|Mb/s)", re.IGNORECASE)
-_MANY = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-_LINKS_WANTED = 'write 1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "300 Mbit/s"'
+_SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_LINK_REMEDY = 'write 1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "300 Mbit/s"'
 
 
 def link(text: str) -> Link:
     """Return a link by its name, or by its rate in bits per second. Raise Refused."""
-    for known in LINKS:
-        if text.lower() == known.name.lower():
-            return known
+    for named in LINKS:
+        if text.lower() == named.name.lower():
+            return named
     if re.search(r"[MG]i?B(/s|ps)?$", text):
-        raise Refused(f"{show(text)} counts bytes, and links are rated in bits", _LINKS_WANTED)
-    found = _RATE.fullmatch(text)
-    rate = decimal(found[1]) if found else None
-    if found is None or rate is None or not 0 < rate < math.inf:
-        raise Refused(f"{show(text)} is no link", _LINKS_WANTED)
-    return Link(text, rate * (1e6 if found[2][0] in "mM" else 1e9))
+        raise Refused(f"{show(text)} counts bytes, and links are rated in bits", _LINK_REMEDY)
+    match = _RATE.fullmatch(text)
+    rate = decimal(match[1]) if match else None
+    if match is None or rate is None or not 0 < rate < math.inf:
+        raise Refused(f"{show(text)} is no link", _LINK_REMEDY)
+    return Link(text, rate * (1e6 if match[2][0] in "mM" else 1e9))
 
 
 def many(text: str) -> int:
     """Return a count like 760M, 1.3B or 124000000. Raise Refused."""
-    found = re.fullmatch(r"(.+?)\s*([kMBGT]?)", text)
-    value = decimal(found[1]) if found else None
-    if found is None or value is None or not 1 <= value * _MANY[found[2]] <= 1e15:
-        wants = "write a number with k, M, B or T behind it, like 760M"
-        raise Refused(f"{show(text)} is no number of parameters", wants)
-    return round(value * _MANY[found[2]])
+    match = re.fullmatch(r"(.+?)\s*([kMBGT]?)", text)
+    value = decimal(match[1]) if match else None
+    if match is None or value is None or not 1 <= value * _SUFFIXES[match[2]] <= 1e15:
+        remedy = "write a number with k, M, B or T behind it, like 760M"
+        raise Refused(f"{show(text)} is no number of parameters", remedy)
+    return round(value * _SUFFIXES[match[2]])
 
 
 def seconds(text: str) -> float:
@@ -55,10 +55,10 @@ def seconds(text: str) -> float:
 
 def step_time(text: str) -> tuple[str, float]:
     """Return host and seconds of HOST=TIME; the host is "" for a time alone, which is for all hosts. Raise Refused."""
-    host, equals, took = text.rpartition("=")
+    host, equals, duration = text.rpartition("=")
     if equals and not host:
         raise Refused(f"{show(text)} names no host", "write HOST=TIME, or a time alone, like 1.5s")
-    return host, seconds(took)
+    return host, seconds(duration)
 
 
 def fraction(text: str) -> float:
@@ -79,14 +79,17 @@ def price(text: str) -> float:
 
 def shapes(text: str) -> tuple[str, ...]:
     """Return the shapes in a list like 1,2,hosts: numbers of processes, gpu, and names of tiers. Raise Refused."""
-    named = ["gpu", *(name for name, tier in TIERS.items() if tier.can_bench and name != FIRST)]
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for word in found:
+    named = [
+        "gpu",
+        *(name for name, tier in TIERS.items() if tier.can_bench and name != DEFAULT_TIER),
+    ]
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
         if word not in named and not re.fullmatch("[1-9][0-9]{0,3}", word):
             names = f"{', '.join(named[:-1])} or {named[-1]}"
-            wants = f"write numbers of processes, {names}, like 1,2,{named[1]}"
-            raise Refused(f"{show(word)} is no shape", wants)
-    return found
+            remedy = f"write numbers of processes, {names}, like 1,2,{named[1]}"
+            raise Refused(f"{show(word)} is no shape", remedy)
+    return words
 
 
 def time(value_s: float) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ddpgen.driver import child, remote, session
 from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import SSH_FAILED
-from ddpgen.driver.plan import Plan, PlannedHost, at_login, lies_at
+from ddpgen.driver.plan import Plan, PlannedHost, login_path, login_path_in
 from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import scripts
@@ -27,58 +27,62 @@ from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
 
 ANSWER_S = 60.0
-_STALLED = "--timeout=60"  # rsync ends by itself if no byte moves for so long
-_NO_PROGRAM = 127
+_STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for so long
+_NOT_FOUND = 127
 
 
-class Ran(NamedTuple):
+class ProgramResult(NamedTuple):
     """A program's exit code and its output, stderr included."""
 
     code: int
-    said: str
+    output: str
 
 
-class Place:
-    """This machine. `beside`: the path, in a text, of the directory that holds bundles, checkpoints and logs."""
+class Machine:
+    """This machine. `base`: the path, in a text, of the directory that holds bundles, checkpoints and logs."""
 
     name = ""
 
-    def __init__(self, beside: str) -> None:
-        self.beside = beside.rstrip("/")
+    def __init__(self, base: str) -> None:
+        self.base = base.rstrip("/")
 
     def facts(self, text: bytes, purpose: str) -> dict[str, str]:
         """Run a text and return its facts. Raise TargetUnavailableError, also with the text's own complaint.
 
         `purpose`: of the text, for the log.
         """
-        line = f"{self.typed(['bash', '-s'], '.')}  # {purpose}"
+        line = f"{self.shell_line(['bash', '-s'], '.')}  # {purpose}"
         outcome = self._ask(text, ANSWER_S, line)
         if outcome.code != 0:
-            said = outcome.output.decode("utf-8", "replace").strip()
-            told = remote.troubles(outcome.output) or said
-            raise TargetUnavailableError(told or f"bash ended with code {outcome.code}")
+            output = outcome.output.decode("utf-8", "replace").strip()
+            message = remote.troubles(outcome.output) or output
+            raise TargetUnavailableError(message or f"bash ended with code {outcome.code}")
         return remote.facts(outcome.output)
 
-    def run(self, argv: Sequence[str], directory: str = ".", within: float = ANSWER_S) -> Ran:
+    def run(
+        self, argv: Sequence[str], directory: str = ".", timeout_s: float = ANSWER_S
+    ) -> ProgramResult:
         """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time."""
-        line = self.typed(argv, directory)
-        outcome = self._ask(scripts.command(argv, directory), within, line)
-        said = scripts.said(outcome.output)
-        if said is not None and outcome.code is not None:
-            return Ran(outcome.code, said)
-        where = self.name or "this machine"
-        if outcome.code == _NO_PROGRAM:
+        line = self.shell_line(argv, directory)
+        outcome = self._ask(scripts.command(argv, directory), timeout_s, line)
+        output = scripts.program_output(outcome.output)
+        if output is not None and outcome.code is not None:
+            return ProgramResult(outcome.code, output)
+        name = self.name or "this machine"
+        if outcome.code == _NOT_FOUND:
             raise TargetUnavailableError(
-                f"there is no {argv[0]} on {where}; name the cluster's login node in the spec: targets: "
+                f"there is no {argv[0]} on {name}; name the cluster's login node in the spec: targets: "
                 "{slurm: {login: user@host}}"
             )
         lines = outcome.output.decode("utf-8", "replace").split("\n")
-        told = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        raise TargetUnavailableError(f"cannot run {argv[0]} on {where}: {told}")
+        last_line = next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it said nothing"
+        )
+        raise TargetUnavailableError(f"cannot run {argv[0]} on {name}: {last_line}")
 
-    def typed(self, argv: Sequence[str], directory: str) -> str:
+    def shell_line(self, argv: Sequence[str], directory: str) -> str:
         """Return the line with which a user runs `argv` on the machine."""
-        return typed(argv, directory)
+        return shell_line(argv, directory)
 
     def shown(self, path: str) -> str:
         """Return a path on the machine as people write it."""
@@ -86,43 +90,43 @@ class Place:
 
     def checkpoints(self, job: JobSpec) -> str:
         """Return the job's checkpoint directory, as a path for a text."""
-        return str(checkpoints(job, Path(self.beside)))
+        return str(checkpoints(job, Path(self.base)))
 
-    def _ask(self, text: bytes, within: float, line: str) -> Completed:
+    def _ask(self, text: bytes, timeout_s: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(child.run(["bash", "-s"], text, within, line=line))
+            outcome = asyncio.run(child.run(["bash", "-s"], text, timeout_s, line=line))
         except OSError as error:
             raise TargetUnavailableError(f"cannot start bash: {error.strerror}") from None
         if outcome.code is None:
             raise TargetUnavailableError(
-                f"this machine: no answer within {within:.0f} s; is the cluster's controller up, and the "
+                f"this machine: no answer within {timeout_s:.0f} s; is the cluster's controller up, and the "
                 "file server there?"
             )
         return outcome
 
 
-class Login(Place):
+class LoginNode(Machine):
     """A login node: every text goes through one shared ssh connection."""
 
     def __init__(self, ssh: Ssh, host: PlannedHost) -> None:
-        super().__init__(at_login(host.dir))
+        super().__init__(login_path(host.dir))
         self._ssh, self._host = ssh, host
         self.name = host.ssh
 
-    def typed(self, argv: Sequence[str], directory: str) -> str:
-        there = f"cd {shlex.quote(directory.removeprefix('./'))} && {shlex.join(argv)}"
-        return f"{self._ssh.by_hand(self._host)} {shlex.quote(there)}"
+    def shell_line(self, argv: Sequence[str], directory: str) -> str:
+        remote_command = f"cd {shlex.quote(directory.removeprefix('./'))} && {shlex.join(argv)}"
+        return f"{self._ssh.login_command(self._host)} {shlex.quote(remote_command)}"
 
     def shown(self, path: str) -> str:
         return f"{self.name}:{path.removeprefix('./')}"
 
     def checkpoints(self, job: JobSpec) -> str:
-        return lies_at(job.checkpoint_path, self.beside)
+        return login_path_in(job.checkpoint_path, self.base)
 
     def send(self, bundle: Path, directory: str) -> None:
         """Copy `bundle` to `directory` on the login node. Raise TargetUnavailableError."""
         try:
-            asyncio.run(session.send(self._ssh, self._host, bundle, directory, [_STALLED]))
+            asyncio.run(session.send(self._ssh, self._host, bundle, directory, [_STALL_LIMIT]))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
 
@@ -130,22 +134,22 @@ class Login(Place):
         """Show the end of a file and return the exit code. `follow`: show new lines until the user ends it."""
         return stream(self._ssh.command(self._host), scripts.tail(file, lines, follow))
 
-    def _ask(self, text: bytes, within: float, line: str) -> Completed:
+    def _ask(self, text: bytes, timeout_s: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(session.ask(self._ssh, self._host, text, within, line))
+            outcome = asyncio.run(session.ask(self._ssh, self._host, text, timeout_s, line))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
         if outcome.code is None or outcome.code == SSH_FAILED:
-            why = session.why_not(outcome, self._ssh, self._host, within)
-            raise TargetUnavailableError(f"{self.name}: {why}")
+            reason = session.failure_reason(outcome, self._ssh, self._host, timeout_s)
+            raise TargetUnavailableError(f"{self.name}: {reason}")
         return outcome
 
 
 @contextlib.contextmanager
-def logins(plan: Plan) -> Iterator[list[Login]]:
+def logins(plan: Plan) -> Iterator[list[LoginNode]]:
     """Yield all hosts of `plan` as login nodes, in its order."""
     with connections(plan) as ssh:
-        yield [Login(ssh, host) for host in plan.hosts]
+        yield [LoginNode(ssh, host) for host in plan.hosts]
 
 
 @contextlib.contextmanager
@@ -161,17 +165,17 @@ def connections(plan: Plan) -> Iterator[Ssh]:
 
 def short(path: str) -> str:
     """Return a path of this machine as a user writes it in their working directory."""
-    found, stand = Path(path), Path.cwd()
-    return str(found.relative_to(stand)) if found.is_relative_to(stand) else path
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-def typed(argv: Sequence[str], directory: str) -> str:
+def shell_line(argv: Sequence[str], directory: str) -> str:
     """Return the line with which a user runs `argv` in a directory of this machine."""
-    place, words = shlex.quote(os.path.relpath(directory)), shlex.join(argv)
-    return words if place == "." else f"(cd {place} && {words})"
+    relative, words = shlex.quote(os.path.relpath(directory)), shlex.join(argv)
+    return words if relative == "." else f"(cd {relative} && {words})"
 
 
 def tail(files: Sequence[str], lines: int, follow: bool) -> list[str]:
     """Return the command that shows the end of files of this machine."""
-    named = [as_argument(short(file)) for file in files]
-    return ["tail", "-n", str(lines), *(["-F"] if follow else []), *named]
+    names = [as_argument(short(file)) for file in files]
+    return ["tail", "-n", str(lines), *(["-F"] if follow else []), *names]

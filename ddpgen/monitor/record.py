@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Launched:
+class Launch:
     """One launch.
 
     `job`: the scheduler's id of the job. `time`: of the launch. On Slurm, `cluster` is the cluster if sbatch named
@@ -41,22 +41,22 @@ class Following(NamedTuple):
     job: JobSpec
     tier: str
     bundle: Path
-    launched: Launched | None
+    launched: Launch | None
 
     @property
-    def beside(self) -> Path:
+    def bundle_parent(self) -> Path:
         """The directory that holds the bundle, and checkpoints and logs if they are on this machine."""
         return self.bundle.absolute().parent
 
     @property
     def checkpoints(self) -> Path:
         """The checkpoint directory, for a tier that keeps it on this machine."""
-        return checkpoints(self.job, self.beside)
+        return checkpoints(self.job, self.bundle_parent)
 
 
-def checkpoints(job: JobSpec, beside: Path) -> Path:
-    """The checkpoint directory on this machine of a job whose bundle lies in `beside`."""
-    return Path(os.path.abspath(beside / os.path.expanduser(job.checkpoint_path)))
+def checkpoints(job: JobSpec, bundle_parent: Path) -> Path:
+    """The checkpoint directory on this machine of a job whose bundle lies in `bundle_parent`."""
+    return Path(os.path.abspath(bundle_parent / os.path.expanduser(job.checkpoint_path)))
 
 
 def path(bundle: Path) -> Path:
@@ -64,24 +64,24 @@ def path(bundle: Path) -> Path:
     return bundle.with_name(f"{bundle.name}.launched.json")
 
 
-def remember(bundle: Path, launched: Launched) -> None:
+def write_launch(bundle: Path, launch: Launch) -> None:
     """Record a launch. Raise FileTroubleError."""
     file = path(bundle)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    found = {tier: asdict(entry) for tier, entry in recall(bundle).items()}
-    found[launched.tier] = asdict(launched) | {"time": time.time()}
+    launches = {tier: asdict(entry) for tier, entry in read_launches(bundle).items()}
+    launches[launch.tier] = asdict(launch) | {"time": time.time()}
     try:
-        temporary.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        temporary.write_text(json.dumps(launches, indent=1) + "\n", "utf-8")
         os.replace(temporary, file)
     except OSError as error:
         raise FileTroubleError(f"{file}: {error.strerror}; make room, or give another -o") from None
     _log.debug(f"wrote {file}")
 
 
-def recall(bundle: Path) -> dict[str, Launched]:
+def read_launches(bundle: Path) -> dict[str, Launch]:
     """Return the last launch on each tier that has one on record."""
     try:
-        found = json.loads(path(bundle).read_bytes())
-        return {str(tier): Launched(**entry) for tier, entry in found.items()}
+        launches = json.loads(path(bundle).read_bytes())
+        return {str(tier): Launch(**entry) for tier, entry in launches.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

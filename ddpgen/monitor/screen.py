@@ -36,22 +36,22 @@ _STYLES = {
     "failed": _KILLED,
 }
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-_WIDEST_BAR, _MOST_LOSSES = 40, 60
+_MAX_BAR, _MAX_LOSSES = 40, 60
 _OLD_S = 10.0  # the age of an older step gets a line
 _LABEL_WIDTH = 21  # columns: the longest name, and two gaps
-_OF_SEVERAL = ("step", "loss", "time left")  # the rows of each directory if there are several
+_SUMMARY_ROWS = ("step", "loss", "time left")  # the rows of each directory if there are several
 
 
 class View(NamedTuple):
     """The content of the screen.
 
-    `title`: the job and its tier. `taken`: the time of day of the status. `trouble`: why there has been no newer
-    status for `silent_s`.
+    `title`: the job and its tier. `time_of_day`: of the status. `trouble`: why there has been no newer status
+    for `silent_s`.
     """
 
     title: str
     status: JobStatus
-    taken: str
+    time_of_day: str
     every_s: int
     trouble: str = ""
     silent_s: float = 0.0
@@ -60,17 +60,17 @@ class View(NamedTuple):
         draw = _Drawing(options.max_width, options.ascii_only)
         yield Rule(Text(self.title, "bold"), align="left", style="dim")
         reports = self.status.reports
-        for part in self.status.said:
+        for part in self.status.parts:
             if isinstance(part, Report):
-                yield from draw.report(part, several=len(reports) > 1)
+                yield from draw.report(part, summary_only=len(reports) > 1)
             else:
                 yield Text(part)
         if self.trouble:
-            since = f"no answer for {clock(self.silent_s)}; this is of {self.taken}: {self.trouble}"
+            since = f"no answer for {clock(self.silent_s)}; this is of {self.time_of_day}: {self.trouble}"
             yield Text(since, "bold red")
         else:
             goes_on = f", every {self.every_s} s; Ctrl-C ends the watching only"
-            yield Text(f"{self.taken}{'' if self.status.over else goes_on}", "dim")
+            yield Text(f"{self.time_of_day}{'' if self.status.ended else goes_on}", "dim")
 
 
 class _Drawing(NamedTuple):
@@ -79,57 +79,57 @@ class _Drawing(NamedTuple):
     width: int
     ascii_only: bool
 
-    def report(self, report: Report, several: bool) -> RenderResult:
-        """Draw one checkpoint directory; if it is one of `several`, only its main rows."""
-        killed = report.over and report.found.word == "running"
-        style = _KILLED if killed else _STYLES.get(report.found.word, "bold")
-        yield Text.assemble((report.state(), style), "  ", (report.place, "dim"))
+    def report(self, report: Report, summary_only: bool) -> RenderResult:
+        """Draw one checkpoint directory; with `summary_only`, only its main rows."""
+        killed = report.ended and report.state.status == "running"
+        style = _KILLED if killed else _STYLES.get(report.state.status, "bold")
+        yield Text.assemble((report.headline(), style), "  ", (report.location, "dim"))
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
-        for name, said in report.rows().items():
-            if not several or name in _OF_SEVERAL:
-                grid.add_row(name, self._row(name, said, report))
+        for name, text in report.rows().items():
+            if not summary_only or name in _SUMMARY_ROWS:
+                grid.add_row(name, self._row(name, text, report))
             if name == "step" and (age := report.facts().get("step_age_s", 0.0)) >= _OLD_S:
                 grid.add_row("last step", Text(ago(age)))
         yield grid
         for remark in report.remarks():
             yield Text(remark)
-        if report.still_s is not None:
-            since = clock(report.still_s)
+        if report.stalled_s is not None:
+            since = clock(report.stalled_s)
             yield Text(f"no step for {since}; ddpgen doctor says why", "bold yellow")
 
-    def _row(self, name: str, said: str, report: Report) -> RenderableType:
-        found = report.found
-        if name == "step" and found.last_step:
-            return self._bar(said, report.facts()["step"], found.last_step)
+    def _row(self, name: str, text: str, report: Report) -> RenderableType:
+        state = report.state
+        if name == "step" and state.last_step:
+            return self._bar(text, report.facts()["step"], state.last_step)
         if name == "loss":
-            room = self.width - len(said) - _LABEL_WIDTH
-            style = "" if report.found.loss is not None else "bold red"
-            return Text.assemble((said, style), "  ", (self.sparkline(found.losses, room), "cyan"))
-        return Text(said, "yellow" if name in ("slow rank", "restarts") else "")
+            width = self.width - len(text) - _LABEL_WIDTH
+            style = "" if report.state.loss is not None else "bold red"
+            return Text.assemble((text, style), "  ", (self.sparkline(state.losses, width), "cyan"))
+        return Text(text, "yellow" if name in ("slow rank", "restarts") else "")
 
-    def _bar(self, said: str, step: int, last: int) -> RenderableType:
-        said = f"{said}  {min(1, step / last):.0%}"
-        width = min(_WIDEST_BAR, self.width - len(said) - _LABEL_WIDTH)
+    def _bar(self, text: str, step: int, last_step: int) -> RenderableType:
+        text = f"{text}  {min(1, step / last_step):.0%}"
+        width = min(_MAX_BAR, self.width - len(text) - _LABEL_WIDTH)
         if width < 10:
-            return Text(said)
+            return Text(text)
         bar = ProgressBar(
-            last, step, width, style="dim", complete_style="cyan", finished_style="green"
+            last_step, step, width, style="dim", complete_style="cyan", finished_style="green"
         )
         row = Table.grid(padding=(0, 2))
-        row.add_row(bar, Text(said))
+        row.add_row(bar, Text(text))
         return row
 
-    def sparkline(self, losses: Sequence[float], room: int) -> str:
+    def sparkline(self, losses: Sequence[float], width: int) -> str:
         """Return a line of characters for the newest losses, whose heights show their sizes; x for nan or inf."""
-        shown = losses[-max(1, min(room, _MOST_LOSSES)) :]
+        shown = losses[-max(1, min(width, _MAX_LOSSES)) :]
         levels = _ASCII_LEVELS if self.ascii_only else _LEVELS
         finite = [loss for loss in shown if math.isfinite(loss)]
-        least, most = min(finite, default=0.0), max(finite, default=0.0)
-        step = (most - least) / (len(levels) - 1) or 1.0
+        lowest, highest = min(finite, default=0.0), max(finite, default=0.0)
+        step = (highest - lowest) / (len(levels) - 1) or 1.0
         return "".join(
-            levels[round((loss - least) / step)] if math.isfinite(loss) else "x" for loss in shown
+            levels[round((loss - lowest) / step)] if math.isfinite(loss) else "x" for loss in shown
         )
 
 

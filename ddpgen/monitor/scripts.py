@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpgen.driver.remote import LOOK, TOOLS, quote, text
+from ddpgen.driver.remote import DIRECTORY_FACTS, TOOLS, quote, text
 
-BEGIN = "ddpgen-output"  # the output of login scripts comes before this line
+OUTPUT_MARK = "ddpgen-output"  # the output of login scripts comes before this line
 
 
 def command(argv: Sequence[str], directory: str) -> bytes:
@@ -22,9 +22,9 @@ def command(argv: Sequence[str], directory: str) -> bytes:
     return text({"directory": directory}, TOOLS, f"set -- {words}\n", _COMMAND)
 
 
-def look(directory: str) -> bytes:
+def checkpoint_facts(directory: str) -> bytes:
     """Print the facts of a checkpoint directory."""
-    return text({"checkpoints": directory}, TOOLS, LOOK)
+    return text({"checkpoints": directory}, TOOLS, DIRECTORY_FACTS)
 
 
 def stop(directory: str) -> bytes:
@@ -47,20 +47,20 @@ def tail(file: str, lines: int, follow: bool) -> bytes:
     return text({"lines": str(lines)}, f"files=({pattern})\n", _FOLLOW if follow else _TAIL)
 
 
-def said(output: bytes) -> str | None:
+def program_output(output: bytes) -> str | None:
     """Return a program's output, without the lines before it; None if the program did not start."""
-    whole = "\n" + output.decode("utf-8", "replace")
-    _, begun, rest = whole.partition(f"\n{BEGIN}\n")
+    text = "\n" + output.decode("utf-8", "replace")
+    _, begun, rest = text.partition(f"\n{OUTPUT_MARK}\n")
     return rest if begun else None
 
 
 _COMMAND = rf"""
 cd -- "$directory" || exit 66
 if type -P "$1" >/dev/null; then
-  echo {BEGIN}
+  echo {OUTPUT_MARK}
   exec "$@" </dev/null
 fi
-exec bash -lc 'type -P "$1" >/dev/null || exit 127; echo {BEGIN}; exec "$@"' ddpgen "$@" </dev/null
+exec bash -lc 'type -P "$1" >/dev/null || exit 127; echo {OUTPUT_MARK}; exec "$@"' ddpgen "$@" </dev/null
 """
 
 _STOP = r"""

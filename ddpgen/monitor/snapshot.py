@@ -15,20 +15,20 @@ from ddpgen.bundle import write
 from ddpgen.errors import FileTroubleError
 
 _log = logging.getLogger(__name__)
-PLACE = ".submitted"
+DIRECTORY = ".submitted"
 _DIGITS = 12
 
 
-def take(directory: Path) -> Path:
+def copy_bundle(directory: Path) -> Path:
     """Copy the bundle, unless an equal copy is there, and return the copy's path. Raise the bundle's errors."""
     directory = directory.absolute()
     try:
-        with write.alone(directory):
+        with write.exclusive_lock(directory):
             raw = (directory / write.LISTING).read_bytes()
             listing: dict[str, Any] = json.loads(raw)
             items = [write.Item(name, file=directory / name) for name in listing.pop("files")]
             digest = hashlib.sha256(raw).hexdigest()[:_DIGITS]
-            copy = directory.parent / PLACE / f"{directory.name}-{digest}"
+            copy = directory.parent / DIRECTORY / f"{directory.name}-{digest}"
             made = write.write(copy, items, listing, force=True).changed
     except OSError as error:
         raise FileTroubleError(f"{directory}: {error.strerror}; render again") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpgen import __version__, job
 from ddpgen.bundle import write
-from ddpgen.driver.wording import some
+from ddpgen.driver.wording import first_names
 from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
 from ddpgen.monitor.record import Following
 from ddpgen.resources import resource
@@ -19,37 +19,35 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.registry import TIERS
 
 
-def place(directory: Path, output: Path | None) -> Path:
+def new_directory(directory: Path, output: Path | None) -> Path:
     """Return the directory in which to reproduce the run of this checkpoint directory.
 
     It does not exist yet, or holds only the bundle of an earlier try. Raises BundleRefusedError.
     """
-    found = (output or Path("build", f"{directory.absolute().name}-reproduced")).absolute()
-    if found.is_relative_to(directory.absolute()):
+    target = (output or Path("build", f"{directory.absolute().name}-reproduced")).absolute()
+    if target.is_relative_to(directory.absolute()):
         raise BundleRefusedError(
-            f"{found} is in the run's own directory; give another place with -o"
+            f"{target} is in the run's own directory; give another place with -o"
         )
-    if found.exists() and (not found.is_dir() or {*os.listdir(found)} - {"bundle"}):
-        raise BundleRefusedError(f"{found} is not empty; remove it, or give another place with -o")
-    return found
+    if target.exists() and (not target.is_dir() or {*os.listdir(target)} - {"bundle"}):
+        raise BundleRefusedError(f"{target} is not empty; remove it, or give another place with -o")
+    return target
 
 
 def compared(bundle: Path) -> str:
     """Say in words if this ddpgen renders the same bytes from the spec in bundle.json."""
     listing = write.read(bundle)
-    by = f"rendered by ddpgen {listing['ddpgen']}"
+    origin = f"rendered by ddpgen {listing['ddpgen']}"
     try:
-        other = sorted(_other(bundle, listing["files"]))
+        differing = sorted(_differing(bundle, listing["files"]))
     except DdpgenError as error:
-        return f"{by}; this one, {__version__}, cannot render it: {error}"
-    if not other:
-        return f"{by}; this one, {__version__}, renders the same bytes"
-    return (
-        f"{by}; this one, {__version__}, renders another {some(other)}. What runs is the run's own"
-    )
+        return f"{origin}; this one, {__version__}, cannot render it: {error}"
+    if not differing:
+        return f"{origin}; this one, {__version__}, renders the same bytes"
+    return f"{origin}; this one, {__version__}, renders another {first_names(differing)}. What runs is the run's own"
 
 
-def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
+def _differing(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     """Yield the artefacts and the files of the training module that this ddpgen would make differently."""
     import hashlib
 
@@ -58,8 +56,8 @@ def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     renderer = Renderer()
     rendered = {
         artefact.path: artefact.text.encode()
-        for tier, each in job.of_bundle(bundle).items()
-        for artefact in TIERS[tier].render(each, renderer)
+        for tier, tier_job in job.bundle_jobs(bundle).items()
+        for artefact in TIERS[tier].render(tier_job, renderer)
     }
     for item in write.copied_tree(resource("train"), "train"):
         assert item.file is not None
@@ -75,19 +73,26 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
 
     Raises TargetUnavailableError if the bundle has no such job, or the directory is the run's own.
     """
-    jobs = job.of_bundle(bundle)
+    jobs = job.bundle_jobs(bundle)
     if tier not in jobs:
         raise TargetUnavailableError(
             f"the run's bundle was rendered for {', '.join(jobs)}, not for {tier}; name one of them, or leave --target "
             "out to compute it here"
         )
-    found = jobs[tier]
-    following = Following(found, tier, bundle, None)
-    kept, is_here = following.checkpoints, TIERS[tier].follow.keeps_here(following)
-    if found.checkpoint.url or not is_here or not kept.is_relative_to(following.beside):
+    tier_job = jobs[tier]
+    following = Following(tier_job, tier, bundle, None)
+    checkpoints, is_local = (
+        following.checkpoints,
+        TIERS[tier].follow.has_local_checkpoints(following),
+    )
+    if (
+        tier_job.checkpoint.url
+        or not is_local
+        or not checkpoints.is_relative_to(following.bundle_parent)
+    ):
         raise TargetUnavailableError(
             f"on {tier} this job would resume from the checkpoints of the run itself, which lie in a place of its name; "
             "leave --target out to compute it here, or launch its spec under another name and compare the two by "
             "ddpgen diff"
         )
-    return found, kept
+    return tier_job, checkpoints

@@ -24,7 +24,7 @@ from ddpgen.spec.job import JobSpec
 
 _log = logging.getLogger(__name__)
 # The hosts need no ddpgen, and an environment has a pip of its own.
-_LEFT_OUT = ("ddpgen", "pip")
+_EXCLUDED = ("ddpgen", "pip")
 _INDEX = re.compile(r"(-i|-f|--(index-url|extra-index-url|find-links|no-index))(?![a-z-])")
 _INSTALLED = """\
 import json, sys, sysconfig
@@ -71,29 +71,31 @@ def packages(
     name = os.path.expanduser(job.python.interpreter)
     python = shutil.which(name)
     if python is None:
-        what = f"there is no Python called {name} here"
-        raise TargetUnavailableError(f"{what}; activate the environment that has it, and try again")
-    code, said = output([python, "-c", _INSTALLED])
+        problem = f"there is no Python called {name} here"
+        raise TargetUnavailableError(
+            f"{problem}; activate the environment that has it, and try again"
+        )
+    code, output_text = output([python, "-c", _INSTALLED])
     if code != 0:
         raise TargetUnavailableError(
             f"{python} does not run; set python: in the spec to one that does"
         )
-    where, installed = json.loads(said)
+    platform, installed = json.loads(output_text)
     uv = shutil.which("uv")
     _log.debug(f"packages of {python}, resolved by {uv or 'pip, because no uv is on the PATH'}")
     tool = [uv, *_UV, f"--python={python}"] if uv else [python, *_PIP]
     origin = f"what {job.python.interpreter} has"
     if requirements is not None:
-        origin, kept = _read(requirements, home)
+        origin, index_options = _read(requirements, home)
         pinned = _resolved([*tool, *([] if uv else ["-r"]), str(requirements)])
     else:
-        kept = []
+        index_options = []
         with tempfile.TemporaryDirectory() as scratch:
-            listed = Path(scratch, "installed.txt")
-            listed.write_text("\n".join(_versions(installed)), "utf-8")
-            pinned = _resolved([*tool, "--no-deps", *([] if uv else ["-r"]), str(listed)])
-    facts = {"from": origin, "for": f"{where}, by {'uv' if uv else 'pip'}"}
-    return facts, [*kept, *pinned]
+            installed_file = Path(scratch, "installed.txt")
+            installed_file.write_text("\n".join(_versions(installed)), "utf-8")
+            pinned = _resolved([*tool, "--no-deps", *([] if uv else ["-r"]), str(installed_file)])
+    facts = {"from": origin, "for": f"{platform}, by {'uv' if uv else 'pip'}"}
+    return facts, [*index_options, *pinned]
 
 
 def write(path: Path, spec: str, facts: Mapping[str, str], lines: Iterable[str]) -> None:
@@ -117,25 +119,26 @@ def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise FileTroubleError(f"{requirements} cannot be read: {error}; correct -r") from None
     lines = map(str.strip, re.sub(r"\\\n", " ", text).splitlines())
-    kept = [line.partition(" #")[0].strip() for line in lines if _INDEX.match(line)]
-    if any(re.search(r"://[^/\s]*@|://\S*\?", line) for line in kept):
-        what = f"{requirements} holds credentials, and everybody may read a lock"
-        raise TargetUnavailableError(f"{what}; move them to ~/.netrc or pip's own configuration")
-    return origin, kept
+    index_options = [line.partition(" #")[0].strip() for line in lines if _INDEX.match(line)]
+    if any(re.search(r"://[^/\s]*@|://\S*\?", line) for line in index_options):
+        problem = f"{requirements} holds credentials, and everybody may read a lock"
+        raise TargetUnavailableError(f"{problem}; move them to ~/.netrc or pip's own configuration")
+    return origin, index_options
 
 
 def _versions(installed: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return the installed packages as requirements. Raises TargetUnavailableError if one is not from an index."""
-    found: dict[str, str] = {}
+    requirements: dict[str, str] = {}
     local: list[str] = []
     for name, version, direct in installed:
         name = _canonical(name or "")
-        if name and name not in (*_LEFT_OUT, *found):  # Python imports the first of two on the path
-            found[name] = f"{name}=={version}"
+        # Python imports the first of two on the path.
+        if name and name not in (*_EXCLUDED, *requirements):
+            requirements[name] = f"{name}=={version}"
             if url := json.loads(direct).get("url"):
                 local.append(f"{name} (from {url})")
     _refuse(local)
-    return list(found.values())
+    return list(requirements.values())
 
 
 def _canonical(name: str) -> str:
@@ -145,33 +148,33 @@ def _canonical(name: str) -> str:
 def _resolved(command: Sequence[str]) -> list[str]:
     """Return the requirements that uv or pip resolves from a file. Raises TargetUnavailableError."""
     tool = "uv" if command[1] == "pip" else "pip"
-    code, said = output(command)
+    code, output_text = output(command)
     if code != 0:
         raise TargetUnavailableError(
             f"{tool} finds not all of it ({_HINTS[tool]}); its output is above. What no index has cannot be locked: "
             "uninstall it, publish it, or list what the job needs in a file: -r requirements.txt"
         )
     if tool == "uv":
-        lines = re.sub(r"\s*\\\n\s*", " ", said).splitlines()
+        lines = re.sub(r"\s*\\\n\s*", " ", output_text).splitlines()
     else:
-        lines = [_line(item) for item in json.loads(said)["install"]]
+        lines = [_line(item) for item in json.loads(output_text)["install"]]
     _refuse([line for line in lines if not _PINNED.fullmatch(line)])
     return [line.replace(" --hash", " \\\n    --hash") for line in sorted(lines)]
 
 
 def _line(item: Mapping[str, Any]) -> str:
     """Return a requirement from pip's report, without a hash if it is not from an index."""
-    about = item["metadata"]
+    metadata = item["metadata"]
     digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
     if item["is_direct"] or not digest:
-        return f"{about['name']} (from {item['download_info']['url']})"
-    return f"{_canonical(about['name'])}=={about['version']} --hash=sha256:{digest}"
+        return f"{metadata['name']} (from {item['download_info']['url']})"
+    return f"{_canonical(metadata['name'])}=={metadata['version']} --hash=sha256:{digest}"
 
 
 def _refuse(local: Sequence[str]) -> None:
     if local:
-        named = ", ".join(each.partition(" --hash")[0] for each in local)
+        names = ", ".join(requirement.partition(" --hash")[0] for requirement in local)
         raise TargetUnavailableError(
-            f"not from an index, so it cannot be locked: {named}; publish it there, or bring its code along by "
+            f"not from an index, so it cannot be locked: {names}; publish it there, or bring its code along by "
             "`code:` and lock the rest: -r requirements.txt"
         )

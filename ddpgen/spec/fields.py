@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from ddpgen.spec.groups import Walk
 
 REQUIRED = object()
-LARGEST = 2**63 - 1
-LONGEST = 60  # characters of a number; a longer text is refused at once
+MAX_INTEGER = 2**63 - 1
+MAX_NUMBER_LENGTH = 60  # characters of a number; a longer text is refused at once
 
 
 class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, never shown raised)
-    """The refusal of one value: `what` is wrong with it, and the `remedy`."""
+    """The refusal of one value: the problem and its remedy."""
 
-    def __init__(self, what: str, remedy: str):
-        super().__init__(what)
-        self.what, self.remedy = what, remedy
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
 
 
 def setting(kind: Kind, default: Any = REQUIRED) -> Any:
@@ -44,47 +44,47 @@ def setting(kind: Kind, default: Any = REQUIRED) -> Any:
 
 
 # Returns the JSON Schema of a field, from its declaration and its path in the spec: targets.hosts.hosts[].nic.
-OfField = Callable[[Field[Any], str], dict[str, Any]]
+FieldSchema = Callable[[Field[Any], str], dict[str, Any]]
 
 
 class Kind(ABC):
     """The values that a field may hold, and how they are read, described, stored and loaded.
 
-    `wants`: the allowed values in words, for messages. `sample`: the value that replaces a refused one. `inner`: the
-    kinds of the fields below, by name.
+    `allowed`: the allowed values in words, for messages. `sample`: the value that replaces a refused one.
+    `field_kinds`: the kinds of the fields below, by name.
     """
 
-    wants = "a value"
+    allowed = "a value"
     sample: Any = None
-    inner: Mapping[str, Kind] = {}
+    field_kinds: Mapping[str, Kind] = {}
 
     @abstractmethod
     def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
         """Return the value of `node`. Raises Refused if the node itself does not fit; errors below it go to `walk`."""
 
-    def misfit(self, node: Node) -> Refused:
+    def refusal(self, node: Node) -> Refused:
         """Return the refusal of a node whose shape does not fit the kind."""
-        return Refused(f"is {describe(node)}", f"write {self.wants}")
+        return Refused(f"is {describe(node)}", f"write {self.allowed}")
 
     def spelled_out(self, node: Node) -> Node:
         """Return the mapping that a shorthand stands for; return any other node as it is."""
         return node
 
-    def stand_in(self, path: tuple[str, ...], walk: Walk) -> Any:
+    def placeholder(self, path: tuple[str, ...], walk: Walk) -> Any:
         """Return a value for a field that is missing or refused, so that the walk can go on."""
         return self.sample
 
     @abstractmethod
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         """Return the JSON Schema of the kind, for editors."""
 
     def dump(self, value: Any) -> Any:
         """Return the value as bundle.json stores it."""
         return value
 
-    def load(self, held: Any) -> Any:
-        """Return the value that dump() stored as `held`. Wrong ones raise Refused, ValueError, KeyError or TypeError."""
-        return held
+    def load(self, stored: Any) -> Any:
+        """Return the value that dump() stored as `stored`. Wrong ones raise Refused, ValueError, KeyError or TypeError."""
+        return stored
 
     def written(self, value: Any) -> Any:
         """Return the value as a user writes it in a spec."""
@@ -106,10 +106,10 @@ class Leaf(Kind):
 
     def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
         if not isinstance(node, Scalar) or is_null(node) or node.tag == "alias":
-            raise self.misfit(node)
+            raise self.refusal(node)
         return self.parse(node)
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         return dict(self.form)
 
 
@@ -118,20 +118,20 @@ class Text(Leaf):
 
     sample = "x"
 
-    def __init__(self, pattern: str = "", wants: str = "a text"):
-        self.pattern, self.wants = pattern, wants
+    def __init__(self, pattern: str = "", allowed: str = "a text"):
+        self.pattern, self.allowed = pattern, allowed
         self.form = {"type": ["string", "number"], "minLength": 1}
         if pattern:
             self.form["pattern"] = f"^({pattern})$".replace("\\0", "\\u0000")
 
     def parse(self, raw: Scalar) -> str:
         if raw.tag == "bool":
-            said = f"YAML reads {raw.text} as {truth(raw.text)}, not as text"
-            raise Refused(said, f'write "{raw.text}" in quotes')
+            problem = f"YAML reads {raw.text} as {boolean_word(raw.text)}, not as text"
+            raise Refused(problem, f'write "{raw.text}" in quotes')
         if not raw.text:
-            raise Refused("is empty", f"write {self.wants}")
+            raise Refused("is empty", f"write {self.allowed}")
         if self.pattern and not re.fullmatch(self.pattern, raw.text, re.ASCII):
-            raise Refused(f"{show(raw.text)} does not fit", f"write {self.wants}")
+            raise Refused(f"{show(raw.text)} does not fit", f"write {self.allowed}")
         return raw.text
 
 
@@ -142,14 +142,14 @@ class Value(Text):
         return "" if raw.quoted and not raw.text else super().parse(raw)
 
 
-class Whole(Leaf):
+class WholeNumber(Leaf):
     """A whole number within a range."""
 
-    def __init__(self, low: int = 0, high: int = LARGEST):
+    def __init__(self, low: int = 0, high: int = MAX_INTEGER):
         self.low, self.high, self.sample = low, high, low
-        self.wants = f"a whole number from {low}"
-        if high != LARGEST:
-            self.wants += f" to {high}"
+        self.allowed = f"a whole number from {low}"
+        if high != MAX_INTEGER:
+            self.allowed += f" to {high}"
         self.form = {
             **_number_schema("integer"),
             "minimum": low,
@@ -157,81 +157,83 @@ class Whole(Leaf):
         }
 
     def parse(self, raw: Scalar) -> int:
-        refuse_non_number(raw, self.wants)
+        refuse_non_number(raw, self.allowed)
         if not re.fullmatch(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", raw.text, re.ASCII):
-            raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.wants}")
+            raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.allowed}")
         value = int(raw.text.replace("_", ""), 16 if raw.text.startswith("0x") else 10)
         if not self.low <= value <= self.high:
-            # `wants` leaves out the bound LARGEST, so name it once a value exceeds it.
-            most = f" to {LARGEST}" if value > self.high == LARGEST else ""
-            raise Refused(f"{value} is out of range", f"write {self.wants}{most}")
+            # `allowed` leaves out the bound MAX_INTEGER, so name it once a value exceeds it.
+            maximum = f" to {MAX_INTEGER}" if value > self.high == MAX_INTEGER else ""
+            raise Refused(f"{value} is out of range", f"write {self.allowed}{maximum}")
         return value
 
 
 class Number(Leaf):
-    """A number, whole or not: at least `low`, and greater than `above`."""
+    """A number, whole or not: at least `low`, and above `greater_than`."""
 
-    def __init__(self, low: float | None = None, above: float | None = None):
-        self.low, self.above, self.sample = low, above, 1.0
-        self.wants = "a number"
+    def __init__(self, low: float | None = None, greater_than: float | None = None):
+        self.low, self.greater_than, self.sample = low, greater_than, 1.0
+        self.allowed = "a number"
         if low is not None:
-            self.wants += f", {low:g} or more"
-        if above is not None:
-            self.wants += f" above {above:g}"
-        bounds = {"minimum": low, "exclusiveMinimum": above}
+            self.allowed += f", {low:g} or more"
+        if greater_than is not None:
+            self.allowed += f" above {greater_than:g}"
+        bounds = {"minimum": low, "exclusiveMinimum": greater_than}
         self.form = {
             **_number_schema("number"),
             **{k: v for k, v in bounds.items() if v is not None},
         }
 
     def parse(self, raw: Scalar) -> float:
-        refuse_non_number(raw, self.wants)
+        refuse_non_number(raw, self.allowed)
         value = decimal(raw.text)
         if value is None:
-            raise Refused(f"{show(raw.text)} is not a number", f"write {self.wants}")
+            raise Refused(f"{show(raw.text)} is not a number", f"write {self.allowed}")
         if not math.isfinite(value):
-            raise Refused("is not a finite number", f"write {self.wants}")
+            raise Refused("is not a finite number", f"write {self.allowed}")
         if (self.low is not None and value < self.low) or (
-            self.above is not None and value <= self.above
+            self.greater_than is not None and value <= self.greater_than
         ):
-            raise Refused(f"{raw.text} is out of range", f"write {self.wants}")
+            raise Refused(f"{raw.text} is out of range", f"write {self.allowed}")
         return value
 
 
 class NodeCount(int):
-    """The number of machines. An elastic job also runs on fewer, down to `least`."""
+    """The number of machines. An elastic job also runs on fewer, down to `minimum`."""
 
-    least: int
+    minimum: int
 
-    def __new__(cls, most: int, least: int | None = None) -> NodeCount:
-        count = super().__new__(cls, most)
-        count.least = most if least is None else least
+    def __new__(cls, maximum: int, minimum: int | None = None) -> NodeCount:
+        count = super().__new__(cls, maximum)
+        count.minimum = maximum if minimum is None else minimum
         return count
 
     @property
     def elastic(self) -> bool:
         """True if the number may change while the job runs."""
-        return self.least < self
+        return self.minimum < self
 
     def __str__(self) -> str:
-        return f"{self.least}..{int(self)}" if self.elastic else str(int(self))
+        return f"{self.minimum}..{int(self)}" if self.elastic else str(int(self))
 
 
-class Nodes(Whole):
+class Nodes(WholeNumber):
     """A number of machines, or a range of them: 2..4."""
 
     def __init__(self, high: int):
         super().__init__(1, high)
         self.sample = NodeCount(1)
-        self.wants += ", or a range like 2..4"
+        self.allowed += ", or a range like 2..4"
         span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
         self.form = {"anyOf": [self.form, span]}
 
     def parse(self, raw: Scalar) -> NodeCount:
-        least, dots, most = raw.text.partition("..")
-        if raw.quoted or not dots or len(raw.text) > LONGEST:
+        minimum, dots, maximum = raw.text.partition("..")
+        if raw.quoted or not dots or len(raw.text) > MAX_NUMBER_LENGTH:
             return NodeCount(super().parse(raw))
-        ends = [super(Nodes, self).parse(raw._replace(text=end.strip())) for end in (least, most)]
+        ends = [
+            super(Nodes, self).parse(raw._replace(text=end.strip())) for end in (minimum, maximum)
+        ]
         if ends[0] >= ends[1]:
             raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")
         return NodeCount(ends[1], ends[0])
@@ -239,8 +241,8 @@ class Nodes(Whole):
     def dump(self, value: NodeCount) -> Any:
         return str(value) if value.elastic else int(value)
 
-    def load(self, held: Any) -> Any:
-        return self.parse_text(str(held))
+    def load(self, stored: Any) -> Any:
+        return self.parse_text(str(stored))
 
 
 class Choice(Leaf):
@@ -248,7 +250,7 @@ class Choice(Leaf):
 
     def __init__(self, *words: str):
         self.words, self.sample = words, words[0]
-        self.wants = f"one of {', '.join(words)}"
+        self.allowed = f"one of {', '.join(words)}"
         self.form = {"enum": list(words)}
 
     def parse(self, raw: Scalar) -> str:
@@ -261,7 +263,7 @@ class Flag(Leaf):
     """true or false."""
 
     sample = False
-    wants = "true or false"
+    allowed = "true or false"
     # Editors read YAML 1.2, where `off` is a text.
     form: Mapping[str, Any] = {
         "type": ["boolean", "string"],
@@ -271,7 +273,7 @@ class Flag(Leaf):
     def parse(self, raw: Scalar) -> bool:
         if raw.tag != "bool" or raw.quoted:
             raise Refused(f"{show(raw.text)} is neither true nor false", "write true or false")
-        return truth(raw.text) == "true"
+        return boolean_word(raw.text) == "true"
 
 
 def _number_schema(kind: str) -> dict[str, Any]:
@@ -279,23 +281,23 @@ def _number_schema(kind: str) -> dict[str, Any]:
     return {"type": [kind, "string"], "pattern": "^[-+]?[0-9]+_[0-9_.]*$"}
 
 
-def refuse_non_number(raw: Scalar, wants: str) -> None:
+def refuse_non_number(raw: Scalar, allowed: str) -> None:
     """Raise Refused for a text that only looks like a number, and say how YAML 1.1 reads it."""
-    refuse_long(raw, wants)
+    refuse_long(raw, allowed)
     if raw.quoted:
-        raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {wants}")
+        raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {allowed}")
     if raw.tag == "bool":
-        raise Refused(f"YAML reads {raw.text} as {truth(raw.text)}", f"write {wants}")
-    refuse_base_60(raw, f"write {wants}")
+        raise Refused(f"YAML reads {raw.text} as {boolean_word(raw.text)}", f"write {allowed}")
+    refuse_base_60(raw, f"write {allowed}")
     if re.fullmatch(r"[-+]?0[0-9_]+", raw.text, re.ASCII):
-        what = f"YAML reads the leading zero of {raw.text} as octal"
-        raise Refused(what, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
+        problem = f"YAML reads the leading zero of {raw.text} as octal"
+        raise Refused(problem, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
 
 
-def refuse_long(raw: Scalar, wants: str) -> None:
-    """Raise Refused for a text of more than LONGEST characters."""
-    if len(raw.text) > LONGEST:
-        raise Refused(f"{show(raw.text)} is far too long", f"write {wants}")
+def refuse_long(raw: Scalar, allowed: str) -> None:
+    """Raise Refused for a text of more than MAX_NUMBER_LENGTH characters."""
+    if len(raw.text) > MAX_NUMBER_LENGTH:
+        raise Refused(f"{show(raw.text)} is far too long", f"write {allowed}")
 
 
 def refuse_base_60(raw: Scalar, remedy: str) -> None:
@@ -309,14 +311,14 @@ def refuse_base_60(raw: Scalar, remedy: str) -> None:
 
 def decimal(text: str) -> float | None:
     """Return the number in a text like 1e-3, .5 or 1_000; None for any other text."""
-    if len(text) > LONGEST or not re.fullmatch(
+    if len(text) > MAX_NUMBER_LENGTH or not re.fullmatch(
         r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII
     ):
         return None
     return float(text.replace("_", ""))
 
 
-def truth(text: str) -> str:
+def boolean_word(text: str) -> str:
     """Return "true" or "false", as YAML 1.1 reads yes, on, True and the like."""
     return "true" if text.lower() in ("yes", "on", "true") else "false"
 
@@ -338,16 +340,18 @@ def describe(node: Node) -> str:
     return "an alias" if node.tag == "alias" else show(node.text)
 
 
-def did_you_mean(word: str, known: Iterable[str], more: str = "") -> str:
-    """Return the remedy for an unknown word. `more`: the remedy if no known word is similar."""
-    close = similar(word, known)
-    return f"did you mean {close}?" if close else more or f"write one of {', '.join(known)}"
+def did_you_mean(word: str, known_words: Iterable[str], fallback: str = "") -> str:
+    """Return the remedy for an unknown word. `fallback`: the remedy if no known word is similar."""
+    close = similar(word, known_words)
+    if close:
+        return f"did you mean {close}?"
+    return fallback or f"write one of {', '.join(known_words)}"
 
 
-def similar(word: str, known: Iterable[str]) -> str:
+def similar(word: str, known_words: Iterable[str]) -> str:
     """Return the known word that is most like `word`; "" if none is similar."""
     import difflib
 
-    written = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word[:LONGEST].lower(), written, 1, 0.6)
-    return written[close[0]] if close else ""
+    spellings = {name.lower(): name for name in known_words}
+    close = difflib.get_close_matches(word[:MAX_NUMBER_LENGTH].lower(), spellings, 1, 0.6)
+    return spellings[close[0]] if close else ""

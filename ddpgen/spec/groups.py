@@ -15,9 +15,9 @@ from ddpgen.errors import Finding
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import (
     REQUIRED,
+    FieldSchema,
     Kind,
     Leaf,
-    OfField,
     Refused,
     Text,
     decimal,
@@ -31,7 +31,7 @@ from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted, is_null
 Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
 
 # Names of torchrun, Slurm, SkyPilot and training frameworks for fields that are called otherwise here.
-ALSO_CALLED = {
+FOREIGN_NAMES = {
     "nproc_per_node": "procs_per_node", "nnodes": "nodes", "max_restarts": "restarts",
     "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
     "job_name": "name", "ntasks": "procs_per_node", "ntasks_per_node": "procs_per_node",
@@ -43,7 +43,7 @@ ALSO_CALLED = {
     "batch_size": "global_batch_size", "per_device_train_batch_size": "micro_batch_size",
     "num_workers": "data_workers", "mixed_precision": "precision", "dtype": "precision",
 }  # fmt: skip
-_MOST_LISTED = 12  # keys; a longer list is not read
+_MAX_LISTED = 12  # keys; a longer list is not read
 
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
@@ -51,53 +51,57 @@ _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 class Walk:
     """One pass over a merged spec.
 
-    `of_script`: True if `args` are words for a script, which gets them as they are written. `top`: the keys that
-    every spec may have. `elsewhere` returns the group that has a field of the given name, in words, and the field's
-    path. `missing` is kept apart from `findings`, because a field may be missing on one tier alone. `wrong`: the
-    paths of the fields that hold a stand-in, or that a misspelt key stands for.
+    `for_script`: True if `args` are words for a script, which gets them as they are written. `top_keys`: the keys that
+    every spec may have. `group_with_field` returns the group that has a field of the given name, in words, and the
+    field's path. `missing` is kept apart from `findings`, because a field may be missing on one tier alone.
+    `invalid_fields`: the paths of the fields that hold a placeholder, or that a misspelt key stands for.
     """
 
     def __init__(
-        self, of_script: bool, top: Collection[str], elsewhere: Callable[[str], tuple[str, str]]
+        self,
+        for_script: bool,
+        top_keys: Collection[str],
+        group_with_field: Callable[[str], tuple[str, str]],
     ) -> None:
-        self.of_script, self._top, self._elsewhere = of_script, top, elsewhere
+        self.for_script, self._top_keys = for_script, top_keys
+        self._group_with_field = group_with_field
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
-        self.wrong: set[str] = set()
+        self.invalid_fields: set[str] = set()
 
     def value(self, kind: Kind, node: Node, path: Path) -> Any:
-        """Return the value of `node`, or a stand-in if the kind refuses the node."""
+        """Return the value of `node`, or a placeholder if the kind refuses the node."""
         try:
             return kind.read(node, path, self)
         except Refused as refused:
             self.refuse(node, refused)
-            return self.stand_in(kind, path)
+            return self.placeholder(kind, path)
 
-    def stand_in(self, kind: Kind, path: Path) -> Any:
-        self.wrong.add(dotted(path))
-        return kind.stand_in(path, self)
+    def placeholder(self, kind: Kind, path: Path) -> Any:
+        self.invalid_fields.add(dotted(path))
+        return kind.placeholder(path, self)
 
     def refuse(self, node: Node, refused: Refused) -> None:
-        self.findings.append(yamltree.finding(node, refused.what, refused.remedy))
+        self.findings.append(yamltree.finding(node, refused.problem, refused.remedy))
 
-    def unknown(self, table: Table, name: str, known: Collection[str], path: Path) -> None:
+    def unknown(self, table: Table, name: str, known_keys: Collection[str], path: Path) -> None:
         """Report a key that the group at `path` does not have. The field that was meant is not missing as well."""
-        where = table.entries[name].path or (*table.path, name)
-        known = self._top if len(where) == 1 else known
-        word = ALSO_CALLED.get(name, name)
-        group, field = self._elsewhere(word) if word not in known else ("", "")
+        key_path = table.entries[name].path or (*table.path, name)
+        known_keys = self._top_keys if len(key_path) == 1 else known_keys
+        word = FOREIGN_NAMES.get(name, name)
+        group, field = self._group_with_field(word) if word not in known_keys else ("", "")
         if group and word == name:
             remedy = f"it belongs to {group}"
         elif group:
             remedy = f"write {word}, which belongs to {group}"
-        elif close := similar(word, known):
+        elif close := similar(word, known_keys):
             remedy, field = f"did you mean {close}?", dotted((*path, close))
-        elif len(known) <= _MOST_LISTED:
-            remedy = f"write one of {', '.join(known)}"
+        elif len(known_keys) <= _MAX_LISTED:
+            remedy = f"write one of {', '.join(known_keys)}"
         else:
             remedy = "docs/spec.md lists every key"
-        self.wrong.add(field)
-        self.findings.append(Finding(table.keys[name], dotted(where), "unknown key", remedy))
+        self.invalid_fields.add(field)
+        self.findings.append(Finding(table.keys[name], dotted(key_path), "unknown key", remedy))
 
 
 class Texts(Kind):
@@ -105,48 +109,51 @@ class Texts(Kind):
 
     def __init__(self, leaf: Leaf):
         self.leaf, self.sample = leaf, ()
-        self.wants = f"{leaf.wants}, or a list of them"
+        self.allowed = f"{leaf.allowed}, or a list of them"
 
     def read(self, node: Node, path: Path, walk: Walk) -> tuple[Any, ...]:
         items = node.items if isinstance(node, Listing) else [node]
         return tuple(walk.value(self.leaf, item, path) for item in items)
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
-        item = self.leaf.schema(path, of_field)
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
+        item = self.leaf.schema(path, field_schema)
         return {"anyOf": [item, {"type": "array", "items": item}]}
 
     def dump(self, value: tuple[Any, ...]) -> list[Any]:
         return list(value)
 
-    def load(self, held: list[Any]) -> tuple[Any, ...]:
-        return tuple(held)
+    def load(self, stored: list[Any]) -> tuple[Any, ...]:
+        return tuple(stored)
 
 
 class Pairs(Kind):
     """A mapping of free names to values of `leaf`."""
 
-    wants = "a mapping of names to values"
+    allowed = "a mapping of names to values"
 
-    def __init__(self, names: str, names_want: str, leaf: Leaf):
-        self.names, self.names_want, self.leaf = names, names_want, leaf
+    def __init__(self, names: str, allowed_names: str, leaf: Leaf):
+        self.names, self.allowed_names, self.leaf = names, allowed_names, leaf
         self.sample: Mapping[str, Any] = {}
 
     def read(self, node: Node, path: Path, walk: Walk) -> Any:
         if not isinstance(node, Table):
-            raise self.misfit(node)
+            raise self.refusal(node)
         pairs = {}
         for name, item in sorted(node.entries.items()):
             if re.fullmatch(self.names, name, re.ASCII):
                 pairs[name] = self.read_item(item, (*path, name), walk)
             else:
-                what, remedy = f"{show(name)} does not fit as a name", f"use {self.names_want}"
-                walk.findings.append(Finding(node.keys[name], dotted(node.path), what, remedy))
+                problem, remedy = (
+                    f"{show(name)} does not fit as a name",
+                    f"use {self.allowed_names}",
+                )
+                walk.findings.append(Finding(node.keys[name], dotted(node.path), problem, remedy))
         return pairs
 
     def read_item(self, item: Node, path: Path, walk: Walk) -> Any:
         return walk.value(self.leaf, item, path)
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         return self.schema_of(["string", "number"])
 
     def schema_of(self, types: list[str]) -> dict[str, Any]:
@@ -161,9 +168,9 @@ class Pairs(Kind):
 class Arguments(Pairs):
     """Arguments of a program: a mapping of names to any JSON values, or a list of words, passed as they are."""
 
-    def __init__(self, names: str, names_want: str, word: Text):
-        super().__init__(names, names_want, word)
-        self.wants += ", or a list of texts"
+    def __init__(self, names: str, allowed_names: str, word: Text):
+        super().__init__(names, allowed_names, word)
+        self.allowed += ", or a list of texts"
 
     def read(self, node: Node, path: Path, walk: Walk) -> Any:
         if isinstance(node, Listing):
@@ -171,10 +178,10 @@ class Arguments(Pairs):
         return super().read(node, path, walk)
 
     def read_item(self, item: Node, path: Path, walk: Walk) -> Any:
-        if not walk.of_script:
+        if not walk.for_script:
             return self._free(item, path, walk)
         if isinstance(item, Listing):
-            return [self._word(each, path, walk) for each in item.items]
+            return [self._word(entry, path, walk) for entry in item.items]
         return self._word(item, path, walk)
 
     def _word(self, node: Node, path: Path, walk: Walk) -> Any:
@@ -193,18 +200,18 @@ class Arguments(Pairs):
             return _json_value(node)
         except Refused as refused:
             walk.refuse(node, refused)
-            walk.wrong.add(dotted(path))
+            walk.invalid_fields.add(dotted(path))
             return None
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         words = {"type": "array", "items": {"type": ["string", "number"]}}
         return {"anyOf": [self.schema_of(_JSON_TYPES), words]}
 
     def dump(self, value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
-    def load(self, held: Any) -> Any:
-        return tuple(held) if isinstance(held, list) else held
+    def load(self, stored: Any) -> Any:
+        return tuple(stored) if isinstance(stored, list) else stored
 
 
 class Group(Kind):
@@ -213,67 +220,77 @@ class Group(Kind):
     def __init__(self, model: Any, shorthand: str = ""):
         self.model, self.shorthand = model, shorthand
         self.fields: tuple[Field[Any], ...] = fields(model)
-        self.inner = {field.name: field.metadata["kind"] for field in self.fields}
+        self.field_kinds = {field.name: field.metadata["kind"] for field in self.fields}
         self.needed = [field.name for field in self.fields if field.default is REQUIRED]
-        self.wants = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
+        self.allowed = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
 
     def read(self, node: Node, path: Path, walk: Walk) -> Any:
         node = self.spelled_out(node)
         if not isinstance(node, Table):
-            raise self.misfit(node)
+            raise self.refusal(node)
         for name in node.entries:
-            if name not in self.inner:
-                walk.unknown(node, name, self.inner, path)
+            if name not in self.field_kinds:
+                walk.unknown(node, name, self.field_kinds, path)
         values = {}
         for field in self.fields:
-            name, kind, here = field.name, self.inner[field.name], (*path, field.name)
+            name, kind, field_path = field.name, self.field_kinds[field.name], (*path, field.name)
             if name in node.entries:
-                below = node.entries[name]
-                if not (is_null(below) and field.metadata["null"]):
-                    values[name] = walk.value(kind, below, here)
+                field_node = node.entries[name]
+                if not (is_null(field_node) and field.metadata["null"]):
+                    values[name] = walk.value(kind, field_node, field_path)
             elif name in self.needed:
-                if dotted(here) not in walk.wrong:
+                if dotted(field_path) not in walk.invalid_fields:
                     walk.missing.append(_missing(node, name, kind))
-                values[name] = walk.stand_in(kind, here)
+                values[name] = walk.placeholder(kind, field_path)
         return self.model(**values)
 
     def spelled_out(self, node: Node) -> Node:
         if not self.shorthand or not isinstance(node, Scalar) or is_null(node):
             return node
-        return Table(node.place, node.path, {self.shorthand: node}, {self.shorthand: node.place})
+        return Table(
+            node.position, node.path, {self.shorthand: node}, {self.shorthand: node.position}
+        )
 
-    def stand_in(self, path: Path, walk: Walk) -> Any:
-        walk.wrong.update(dotted((*path, name)) for name in self.inner)
-        return self.model(**{n: walk.stand_in(self.inner[n], (*path, n)) for n in self.needed})
+    def placeholder(self, path: Path, walk: Walk) -> Any:
+        walk.invalid_fields.update(dotted((*path, name)) for name in self.field_kinds)
+        return self.model(
+            **{n: walk.placeholder(self.field_kinds[n], (*path, n)) for n in self.needed}
+        )
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
-        place = f"{path}." if path else ""
-        whole: dict[str, Any] = {
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
+        prefix = f"{path}." if path else ""
+        mapping: dict[str, Any] = {
             "type": "object",
             "additionalProperties": False,
-            "properties": {f.name: of_field(f, place + f.name) for f in self.fields},
+            "properties": {f.name: field_schema(f, prefix + f.name) for f in self.fields},
         }
         if self.needed:
-            whole["required"] = self.needed
+            mapping["required"] = self.needed
         if not self.shorthand:
-            return whole
-        return {"anyOf": [self.inner[self.shorthand].schema(path, of_field), whole]}
+            return mapping
+        return {"anyOf": [self.field_kinds[self.shorthand].schema(path, field_schema), mapping]}
 
     def dump(self, value: Any) -> dict[str, Any]:
-        given = {name: getattr(value, name) for name in self.inner}
-        return {n: each if each is None else self.inner[n].dump(each) for n, each in given.items()}
+        values = {name: getattr(value, name) for name in self.field_kinds}
+        return {
+            n: each if each is None else self.field_kinds[n].dump(each)
+            for n, each in values.items()
+        }
 
-    def load(self, held: Mapping[str, Any]) -> Any:
-        given = {name: held[name] for name in self.inner}
+    def load(self, stored: Mapping[str, Any]) -> Any:
+        values = {name: stored[name] for name in self.field_kinds}
         return self.model(
-            **{n: each if each is None else self.inner[n].load(each) for n, each in given.items()}
+            **{
+                n: each if each is None else self.field_kinds[n].load(each)
+                for n, each in values.items()
+            }
         )
 
 
 class Groups(Kind):
     """A list of mappings of known fields; kept as a tuple."""
 
-    wants = "a list of mappings, each after a dash"
+    allowed = "a list of mappings, each after a dash"
 
     def __init__(self, group: Group):
         self.group, self.sample = group, ()
@@ -282,24 +299,24 @@ class Groups(Kind):
         if self.group.shorthand and isinstance(node, Scalar) and not is_null(node):
             raise Refused(f"is {describe(node)}", f"write a list: [{node.text}]")
         if not isinstance(node, Listing):
-            raise self.misfit(node)
-        listed = enumerate(node.items)
-        return tuple(walk.value(self.group, each, (*path, f"[{i}]")) for i, each in listed)
+            raise self.refusal(node)
+        numbered = enumerate(node.items)
+        return tuple(walk.value(self.group, item, (*path, f"[{i}]")) for i, item in numbered)
 
-    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
-        return {"type": "array", "items": self.group.schema(f"{path}[]", of_field)}
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
+        return {"type": "array", "items": self.group.schema(f"{path}[]", field_schema)}
 
     def dump(self, value: tuple[Any, ...]) -> list[Any]:
-        return [self.group.dump(each) for each in value]
+        return [self.group.dump(item) for item in value]
 
-    def load(self, held: list[Any]) -> tuple[Any, ...]:
-        return tuple(self.group.load(each) for each in held)
+    def load(self, stored: list[Any]) -> tuple[Any, ...]:
+        return tuple(self.group.load(item) for item in stored)
 
 
 def _missing(table: Table, name: str, kind: Kind) -> Finding:
     below = "its fields below it; docs/spec.md lists them"
-    remedy = f"write {name}: with {below if kind.inner else kind.wants}"
-    return Finding(table.place, dotted((*table.path, name)), "is missing", remedy)
+    remedy = f"write {name}: with {below if kind.field_kinds else kind.allowed}"
+    return Finding(table.position, dotted((*table.path, name)), "is missing", remedy)
 
 
 def _json_value(node: Scalar) -> Any:

@@ -13,14 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ddpgen.spec.fields import Choice, Flag, NodeCount, Nodes, Number, Text, Value, Whole, setting
+from ddpgen.spec.fields import (
+    Choice,
+    Flag,
+    NodeCount,
+    Nodes,
+    Number,
+    Text,
+    Value,
+    WholeNumber,
+    setting,
+)
 from ddpgen.spec.groups import Arguments, Group, Pairs, Texts
-from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
+from ddpgen.spec.times import Duration, Period, Span, Steps, StepsOrDuration, StepSpan
 
 if TYPE_CHECKING:
     from fractions import Fraction  # which is slow to import, and most jobs need none
 
-MOST_SAMPLES = 100_000_000  # in a step; the positions of more would not fit into memory
+MAX_SAMPLES = 100_000_000  # in a step; the positions of more would not fit into memory
 # The name of an interface. An address is refused, because gloo and NCCL take none here.
 INTERFACE = Text(
     r"(?![0-9]+(\.[0-9]+){3}$|[^:]*:[^:]*:)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
@@ -33,16 +43,16 @@ NAME = Text(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
     "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
 )
-ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text"))
+ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(allowed="a text"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Checkpoint:
     """The checkpoints: where they lie, how often one is written, how many are kept."""
 
-    dir: str | None = setting(Text(wants="a path"), None)
-    every: Period = setting(Every(), Period(None, 600.0))
-    keep: int = setting(Whole(1), 3)
+    dir: str | None = setting(Text(allowed="a path"), None)
+    every: Period = setting(StepsOrDuration(), Period(None, 600.0))
+    keep: int = setting(WholeNumber(1), 3)
     shared: bool | None = setting(Flag(), None)
 
     @property
@@ -60,7 +70,7 @@ class Checkpoint:
 class Rendezvous:
     """How the processes find each other, and how long they wait."""
 
-    port: int = setting(Whole(1, 65535), 29500)
+    port: int = setting(WholeNumber(1, 65535), 29500)
     timeout: float = setting(Duration(), 120.0)
     collective_timeout: float = setting(Duration(), 300.0)
     launcher: str = setting(Choice("torchrun", "torchrun-static", "env"), "torchrun")
@@ -78,8 +88,8 @@ class Preflight:
 class Python:
     """The Python that runs the job on the hosts."""
 
-    interpreter: str = setting(Text(wants="a program name, ~/path or /path"), "python3")
-    activate: tuple[str, ...] = setting(Texts(Text(wants="a line of bash")), ())
+    interpreter: str = setting(Text(allowed="a program name, ~/path or /path"), "python3")
+    activate: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -101,7 +111,7 @@ class Resume:
     exists: tuple[str, ...] = setting(
         Texts(Text(rf"(?!{_UPWARDS})[^\0]+", "a path or a pattern like ckpt-*.pt, without ..")), ()
     )
-    args: tuple[str, ...] = setting(Texts(Text(wants="an argument")), ())
+    args: tuple[str, ...] = setting(Texts(Text(allowed="an argument")), ())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -124,7 +134,7 @@ class Best:
 class EarlyStop:
     """The rule that ends the training when evaluations no longer improve."""
 
-    patience: int = setting(Whole(1))
+    patience: int = setting(WholeNumber(1))
     min_delta: float = setting(Number(low=0), 0.0)
 
 
@@ -153,27 +163,27 @@ class Train:
         ),
         None,
     )
-    command: tuple[str, ...] = setting(Texts(Text(wants="a word")), ())
-    steps: int | None = setting(Whole(1), None)
-    epochs: float | None = setting(Number(above=0), None)
-    global_batch_size: int | None = setting(Whole(1, MOST_SAMPLES), None)
-    micro_batch_size: int | None = setting(Whole(1, MOST_SAMPLES), None)
+    command: tuple[str, ...] = setting(Texts(Text(allowed="a word")), ())
+    steps: int | None = setting(WholeNumber(1), None)
+    epochs: float | None = setting(Number(greater_than=0), None)
+    global_batch_size: int | None = setting(WholeNumber(1, MAX_SAMPLES), None)
+    micro_batch_size: int | None = setting(WholeNumber(1, MAX_SAMPLES), None)
     optimizer: str = setting(Choice("adamw", "adam", "sgd"), "adamw")
-    lr: float = setting(Number(above=0), 1e-3)
+    lr: float = setting(Number(greater_than=0), 1e-3)
     weight_decay: float = setting(Number(low=0), 0.0)
     momentum: float = setting(Number(low=0), 0.9)
     schedule: str = setting(Choice("constant", "linear", "cosine"), "constant")
-    warmup_steps: int = setting(Whole(0), 0)
-    grad_clip: float | None = setting(Number(above=0), None)
-    seed: int = setting(Whole(0), 0)
+    warmup_steps: int = setting(WholeNumber(0), 0)
+    grad_clip: float | None = setting(Number(greater_than=0), None)
+    seed: int = setting(WholeNumber(0), 0)
     precision: str = setting(Choice("fp32", "bf16", "fp16"), "fp32")
     reduction: str = setting(Choice("tree", "allreduce"), "tree")
     comm_hook: str = setting(Choice("none", "fp16", "bf16", "powersgd"), "none")
-    bucket_cap_mb: float = setting(Number(above=0), 25.0)
+    bucket_cap_mb: float = setting(Number(greater_than=0), 25.0)
     find_unused_parameters: bool = setting(Flag(), False)
-    threads: int = setting(Whole(1), 1)
+    threads: int = setting(WholeNumber(1), 1)
     determinism: str = setting(Choice("default", "portable"), "default")
-    data_workers: int = setting(Whole(0), 0)
+    data_workers: int = setting(WholeNumber(0), 0)
     eval_every: int = setting(Steps(), 0)
     best: Best | None = setting(Group(Best, shorthand="metric"), None)
     early_stop: EarlyStop | None = setting(Group(EarlyStop), None)
@@ -184,12 +194,12 @@ class Train:
         Arguments(
             r"[A-Za-z_][A-Za-z0-9_.-]*",
             "letters, digits, `.`, _ and -, starting with a letter",
-            Value(wants="a text"),
+            Value(allowed="a text"),
         ),
         dict,
     )
     args_style: str | None = setting(Choice("flags", "equals", "no-prefix"), None)
-    workdir: str | None = setting(Text(wants="a path"), None)
+    workdir: str | None = setting(Text(allowed="a path"), None)
     resume: Resume = setting(Group(Resume, shorthand="begin"), Resume)
     guard: tuple[str, ...] = setting(
         Texts(
@@ -203,19 +213,19 @@ class Train:
     stop: Stop = setting(Group(Stop, shorthand="signal"), Stop)
 
     @property
-    def runs(self) -> str:
+    def program_field(self) -> str:
         """The field that says what runs: workload, script or command."""
         return "script" if self.script else "command" if self.command else "workload"
 
     @property
-    def own_file(self) -> str:
+    def user_file(self) -> str:
         """The user's file in `code` that the job runs; "" if it runs no such file."""
-        if self.runs == "workload":
+        if self.program_field == "workload":
             return (self.workload or "").rpartition(":")[0]
-        place = self.script or self.command[0]
-        if place.startswith(("/", "~/", "module:")) or (self.command and "/" not in place):
+        program = self.script or self.command[0]
+        if program.startswith(("/", "~/", "module:")) or (self.command and "/" not in program):
             return ""
-        return posixpath.normpath(place)
+        return posixpath.normpath(program)
 
 
 class Machine(NamedTuple):
@@ -238,25 +248,25 @@ class JobSpec:
     """
 
     # True if the job's processes meet over a network.
-    meets: ClassVar[bool] = False
+    distributed: ClassVar[bool] = False
     # True if the job's fields about machines hold for every machine. If False, the tier's own rules check the machines.
     uniform: ClassVar[bool] = True
 
     name: str = setting(NAME)
     train: Train = setting(Group(Train))
     nodes: NodeCount = setting(Nodes(100_000), NodeCount(1))
-    procs_per_node: int = setting(Whole(1, 1024), 1)
+    procs_per_node: int = setting(WholeNumber(1, 1024), 1)
     backend: str = setting(Choice("auto", "gloo", "nccl"), "auto")
     nic: str | None = setting(INTERFACE, None)
-    gpus_per_node: int | None = setting(Whole(0, 1024), None)
+    gpus_per_node: int | None = setting(WholeNumber(0, 1024), None)
     checkpoint: Checkpoint = setting(Group(Checkpoint), Checkpoint)
     rendezvous: Rendezvous = setting(Group(Rendezvous), Rendezvous)
     preflight: Preflight = setting(Group(Preflight, shorthand="enabled"), Preflight)
-    restarts: int = setting(Whole(0, 1000), 3)
+    restarts: int = setting(WholeNumber(0, 1000), 3)
     env: Mapping[str, str] = setting(ENV, dict)
     python: Python = setting(Group(Python, shorthand="interpreter"), Python)
     environment: Environment = setting(Group(Environment, shorthand="packages"), Environment)
-    code: tuple[str, ...] = setting(Texts(Text(wants="a path relative to this file")), ())
+    code: tuple[str, ...] = setting(Texts(Text(allowed="a path relative to this file")), ())
 
     @property
     def checkpoint_path(self) -> str:
@@ -303,7 +313,7 @@ class JobSpec:
         """The job as a single copy, even if a scheduler would start several."""
         return self
 
-    def keeps(self, path: str) -> bool:
+    def persists(self, path: str) -> bool:
         """True if a file below `path`, as the job sees it, still exists at the job's next start."""
         return True
 

@@ -1,4 +1,4 @@
-"""Read YAML text into a JobSpec for each tier, and report all errors at once, each at its own place.
+"""Read YAML text into a JobSpec for each tier, and report all errors at once, each at its own position.
 
 Owns overlays: they are merged first, and the result is validated once. The kinds of the fields (fields.py, times.py,
 groups.py) read the values; rules.py checks the rules between them. Opens no file. Pure.
@@ -15,7 +15,7 @@ from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Kind, describe, did_you_mean
 from ddpgen.spec.groups import Group, Walk
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.rules import RIVALS, Conflict, conflicts
+from ddpgen.spec.rules import EXCLUSIVE_FIELDS, Conflict, conflicts
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_null
 
 # The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
@@ -23,7 +23,7 @@ Models = Mapping[str, type[JobSpec]]
 
 
 class Reading(NamedTuple):
-    """A valid job, with the means to point at a place in its file."""
+    """A valid job, with the means to point at a position in its file."""
 
     filename: str
     tier: str
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     warnings: tuple[Finding, ...]
 
     def locate(self, conflict: Conflict) -> Finding:
-        """Return the conflict as a finding, at the place of its first field."""
+        """Return the conflict as a finding, at the position of its first field."""
         return _locate(conflict, self.root)
 
 
@@ -49,22 +49,25 @@ def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)
-    top = (*Group(JobSpec).inner, "targets")
+    top_keys = (*Group(JobSpec).field_kinds, "targets")
     readings = {}
     for tier, overlay in overlays.items():
         kind = Group(models[tier])
         merged = _merge(root, overlay, kind) if overlay else root
-        walk = Walk(_runs_script(merged), top, partial(_elsewhere, models))
+        walk = Walk(_runs_script(merged), top_keys, partial(_group_with_field, models))
         job = kind.read(merged, (), walk)
         unfit = [*walk.missing]
-        found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
-        unfit += [_locate(each, merged) for each in found]
+        unfit += [
+            _locate(conflict, merged)
+            for conflict in conflicts(job)
+            if walk.invalid_fields.isdisjoint(conflict.fields)
+        ]
         findings += walk.findings
         fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
         if not fits and tier not in named and len(overlays) > 1:
             continue
         findings += unfit
-        warnings = tuple(dict.fromkeys(found for found in unfit if not found.fatal))
+        warnings = tuple(dict.fromkeys(finding for finding in unfit if not finding.fatal))
         readings[tier] = Reading(filename, tier, job, merged, warnings)
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
@@ -92,9 +95,9 @@ def _overlays(
         return overlays
     for tier, node in targets.entries.items():
         if tier not in tiers:
-            place = targets.keys[tier]
+            position = targets.keys[tier]
             remedy = did_you_mean(tier, tiers)
-            findings.append(Finding(place, f"targets.{tier}", "unknown tier", remedy))
+            findings.append(Finding(position, f"targets.{tier}", "unknown tier", remedy))
         elif isinstance(node, Table):
             overlays[tier] = node
         elif is_null(node):
@@ -106,15 +109,17 @@ def _overlays(
 
 
 def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...] = ()) -> Table:
-    """Return `base` with the entries of `overlay` laid over it. Each node keeps its place in the file."""
-    merged = Table(overlay.place if path else base.place, base.path, {}, {})
-    given = {(*path, name) for name, node in overlay.entries.items() if not is_null(node)}
-    dropped = {rival for rivals in RIVALS if given.intersection(rivals) for rival in rivals}
+    """Return `base` with the entries of `overlay` laid over it. Each node keeps its position in the file."""
+    merged = Table(overlay.position if path else base.position, base.path, {}, {})
+    overlaid = {(*path, name) for name, node in overlay.entries.items() if not is_null(node)}
+    dropped = {
+        field for fields in EXCLUSIVE_FIELDS if overlaid.intersection(fields) for field in fields
+    }
     for name, node in base.entries.items():
         if (*path, name) not in dropped:
             merged.entries[name], merged.keys[name] = node, base.keys[name]
     for name, node in overlay.entries.items():
-        inner, below = kind.inner.get(name) if kind else None, base.entries.get(name)
+        inner, below = kind.field_kinds.get(name) if kind else None, base.entries.get(name)
         if inner is not None and below is not None:
             below = inner.spelled_out(below)
         if isinstance(below, Table) and isinstance(node, Table):
@@ -125,30 +130,34 @@ def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...]
 
 def _locate(conflict: Conflict, root: Table) -> Finding:
     """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first."""
-    given = [about for about in conflict.about if _reached(root, about)[1] == len(_parts(about))]
-    about = given[0] if given else conflict.about[0]
-    node, depth = _reached(root, about)
-    path = (*node.path, *_parts(about)[depth:])
-    return Finding(node.place, dotted(path), conflict.what, conflict.remedy, conflict.fatal)
+    in_file = [
+        field_path
+        for field_path in conflict.fields
+        if _nearest_node(root, field_path)[1] == len(_parts(field_path))
+    ]
+    field_path = in_file[0] if in_file else conflict.fields[0]
+    node, depth = _nearest_node(root, field_path)
+    path = (*node.path, *_parts(field_path)[depth:])
+    return Finding(node.position, dotted(path), conflict.problem, conflict.remedy, conflict.fatal)
 
 
-def _parts(about: str) -> tuple[str, ...]:
+def _parts(field_path: str) -> tuple[str, ...]:
     """Split a path like hosts[1].nic into hosts, [1], nic."""
-    return tuple(about.replace("[", ".[").split("."))
+    return tuple(field_path.replace("[", ".[").split("."))
 
 
-def _reached(root: Table, about: str) -> tuple[Node, int]:
+def _nearest_node(root: Table, field_path: str) -> tuple[Node, int]:
     """Return the node at the path, or the last node on the way to it that is in the file; and the depth of this node."""
     node: Node = root
-    for depth, part in enumerate(_parts(about)):
-        below = _below(node, part)
+    for depth, part in enumerate(_parts(field_path)):
+        below = _child(node, part)
         if below is None:
             return node, depth
         node = below
-    return node, len(_parts(about))
+    return node, len(_parts(field_path))
 
 
-def _below(node: Node, part: str) -> Node | None:
+def _child(node: Node, part: str) -> Node | None:
     if isinstance(node, Table):
         return node.entries.get(part)
     if isinstance(node, Listing) and part.startswith("["):
@@ -156,20 +165,20 @@ def _below(node: Node, part: str) -> Node | None:
     return None
 
 
-def _elsewhere(models: Models, name: str) -> tuple[str, str]:
+def _group_with_field(models: Models, name: str) -> tuple[str, str]:
     """Return the group that has a field of this name, in words, and the field's path; two "" if none has it."""
     job = Group(JobSpec)
-    if name in job.inner:
+    if name in job.field_kinds:
         return "the top level of the spec", name
     if name in models:
         return f"targets (targets.{name})", ""
     tiers = {tier: Group(model) for tier, model in models.items()}
     for tier, group in tiers.items():
-        if name in group.inner:
+        if name in group.field_kinds:
             return f"targets.{tier}", name
     for tier, group in {"": job, **tiers}.items():
-        for field, kind in group.inner.items():
-            if name in kind.inner:
+        for field, kind in group.field_kinds.items():
+            if name in kind.field_kinds:
                 below = f" of targets.{tier}" if tier else ""
                 return f"{field}{below} ({field}.{name})", f"{field}.{name}"
     return "", ""

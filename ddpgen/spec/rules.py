@@ -13,43 +13,43 @@ from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
 # A job gives one field of each set. If an overlay gives one, it replaces the job's.
-RIVALS = (
+EXCLUSIVE_FIELDS = (
     (("train", "steps"), ("train", "epochs")),
     (("train", "workload"), ("train", "script"), ("train", "command")),
 )
-_SCRIPT_MAY_SET = ("workload", "script", "command", "args", "threads")
-_SCRIPTS_ONLY = ("args_style", "workdir", "resume", "guard", "stop")
+_SCRIPT_FIELDS = ("workload", "script", "command", "args", "threads")
+_SCRIPT_ONLY_FIELDS = ("args_style", "workdir", "resume", "guard", "stop")
 # URL schemes of the stores that fsspec reaches, each with a package of its own.
 SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
     "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
 )  # fmt: skip
-MOST_PROCESSES = 1 << 20  # each has a row in the plan
+MAX_PROCESSES = 1 << 20  # each has a row in the plan
 WORKLOADS = ("gpt", "mnist", "toy")
 
 # Variables that bash or torchrun set. A value from the spec would be lost, or break the script.
-_BASH_OWNS = frozenset([
+_SET_BY_BASH = frozenset([
     "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_COMMAND", "BASH_LINENO",
     "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "COMP_WORDBREAKS", "DIRSTACK",
     "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "IFS", "LINENO",
     "OLDPWD", "OPTARG", "OPTIND", "PIPESTATUS", "PPID", "PS4", "PWD", "RANDOM", "SECONDS",
     "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
 ])  # fmt: skip
-_TORCHRUN_OWNS = frozenset([
+_SET_BY_TORCHRUN = frozenset([
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
 ])  # fmt: skip
 # The supervisor sets these from `nic`. The preflight checks the interface of `nic`.
-INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
-OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
+RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
 
 
 class Conflict(NamedTuple):
     """Fields that contradict each other. The finding points at the first of them that is in the file."""
 
-    about: tuple[str, ...]
-    what: str
+    fields: tuple[str, ...]
+    problem: str
     remedy: str
     fatal: bool = True
 
@@ -57,42 +57,44 @@ class Conflict(NamedTuple):
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return every conflict between the fields of `job`."""
     return chain(
-        _what_runs(job),
+        _program(job),
         _batches(job),
         _machines(job),
         _devices(job),
         _numerics(job),
         _evaluations(job.train),
-        _places(job),
+        _paths(job),
     )
 
 
-def _what_runs(job: JobSpec) -> Iterator[Conflict]:
+def _program(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
-    given = [name for name in ("workload", "script", "command") if getattr(train, name)]
-    if len(given) > 1:
-        what = f"{given[0]} and {given[1]} are both given"
-        yield Conflict((f"train.{given[1]}", f"train.{given[0]}"), what, "keep one of them")
+    programs = [name for name in ("workload", "script", "command") if getattr(train, name)]
+    if len(programs) > 1:
+        problem = f"{programs[0]} and {programs[1]} are both given"
+        yield Conflict(
+            (f"train.{programs[1]}", f"train.{programs[0]}"), problem, "keep one of them"
+        )
         return
-    if not given:
-        what = "nothing to train: workload, script and command are all missing"
-        yield Conflict(("train", "train.workload", "train.script"), what, "write workload: gpt")
+    if not programs:
+        problem = "nothing to train: workload, script and command are all missing"
+        yield Conflict(("train", "train.workload", "train.script"), problem, "write workload: gpt")
     if train.command:
         yield from _command(train)
     if train.script or train.command:
         yield from _script(job)
         return
-    yield from _of_a_script(train)
+    yield from _script_only(train)
     if train.workload and ":" not in train.workload and train.workload not in WORKLOADS:
-        what = f"there is no built-in workload {train.workload}"
+        problem = f"there is no built-in workload {train.workload}"
         remedy = f"write one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION for your own"
-        yield Conflict(("train.workload",), what, remedy)
+        yield Conflict(("train.workload",), problem, remedy)
     if train.steps and train.epochs:
-        what = "steps and epochs are both given"
-        yield Conflict(("train.epochs", "train.steps"), what, "keep one of them")
+        problem = "steps and epochs are both given"
+        yield Conflict(("train.epochs", "train.steps"), problem, "keep one of them")
     if not train.steps and not train.epochs:
-        what = "says neither steps nor epochs, so it would never end"
-        yield Conflict(("train", "train.steps", "train.epochs"), what, "write steps: 1000")
+        problem = "says neither steps nor epochs, so it would never end"
+        yield Conflict(("train", "train.steps", "train.epochs"), problem, "write steps: 1000")
     for name in ("global_batch_size", "micro_batch_size"):
         if getattr(train, name) is None:
             yield Conflict(("train", f"train.{name}"), f"{name} is missing", f"write {name}: 32")
@@ -100,19 +102,19 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
 
 def _is_default(train: Train, name: str) -> bool:
     value = getattr(train, name)
-    usual = type(value)() if name in ("resume", "stop") else None
-    return bool(vars(value) == vars(usual) if usual is not None else not value)
+    default = type(value)() if name in ("resume", "stop") else None
+    return bool(vars(value) == vars(default) if default is not None else not value)
 
 
-def _of_a_script(train: Train) -> Iterator[Conflict]:
-    """Yield a conflict for each field that only a script uses; the job has a workload."""
-    for name in _SCRIPTS_ONLY:
+def _script_only(train: Train) -> Iterator[Conflict]:
+    """Yield a conflict for each field that only a script uses. The job has a workload."""
+    for name in _SCRIPT_ONLY_FIELDS:
         if not _is_default(train, name):
-            what = "is for a script, and has no effect on a workload"
-            yield Conflict((f"train.{name}",), what, "take it out")
+            problem = "is for a script, and has no effect on a workload"
+            yield Conflict((f"train.{name}",), problem, "take it out")
     if not isinstance(train.args, Mapping):
-        what = "is a list of words, and a workload takes names"
-        yield Conflict(("train.args",), what, "write a mapping, like args: {depth: 4}")
+        problem = "is a list of words, and a workload takes names"
+        yield Conflict(("train.args",), problem, "write a mapping, like args: {depth: 4}")
 
 
 def _command(train: Train) -> Iterator[Conflict]:
@@ -121,49 +123,49 @@ def _command(train: Train) -> Iterator[Conflict]:
         yield Conflict(("train.command",), "is one word with spaces in it", remedy)
     for name in ("args", "args_style"):
         if getattr(train, name):
-            what = "is for a script; a command has its arguments in it"
-            yield Conflict((f"train.{name}",), what, "move them to train.command")
+            problem = "is for a script; a command has its arguments in it"
+            yield Conflict((f"train.{name}",), problem, "move them to train.command")
     if train.resume.begin == "auto" and not train.resume.exists:
-        what = "what a command saves cannot be seen, and resume does not say how"
+        problem = "what a command saves cannot be seen, and resume does not say how"
         remedy = "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"
-        yield Conflict(("train.resume", "train.command"), what, remedy)
+        yield Conflict(("train.resume", "train.command"), problem, remedy)
 
 
 def _script(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
     if train.script and train.resume.begin == "by-itself":
-        what = "is for a command; a script that finds its checkpoint is seen to do so"
-        yield Conflict(("train.resume.begin", "train.resume"), what, "leave it out")
+        problem = "is for a command; a script that finds its checkpoint is seen to do so"
+        yield Conflict(("train.resume.begin", "train.resume"), problem, "leave it out")
     for declared in fields(Train):
-        may_be_set = declared.name in (*_SCRIPT_MAY_SET, *_SCRIPTS_ONLY)
-        if not may_be_set and getattr(train, declared.name) != declared.default:
-            what = "has no effect on a script, which has its own loop"
+        allowed = declared.name in (*_SCRIPT_FIELDS, *_SCRIPT_ONLY_FIELDS)
+        if not allowed and getattr(train, declared.name) != declared.default:
+            problem = "has no effect on a script, which has its own loop"
             remedy = f"move it to train.args as {declared.name}"
-            yield Conflict((f"train.{declared.name}",), what, remedy)
+            yield Conflict((f"train.{declared.name}",), problem, remedy)
     for name, value in train.args.items() if isinstance(train.args, Mapping) else ():
         unclear = [
-            each
-            for each in (value if isinstance(value, list) else [value])
-            if each is None or each is False
+            item
+            for item in (value if isinstance(value, list) else [value])
+            if item is None or item is False
         ]
         if train.args_style is None and unclear:
             written = "null" if unclear[0] is None else "false"
-            what = f"is {written}, which scripts take in different ways"
+            problem = f"is {written}, which scripts take in different ways"
             remedy = (
                 "set train.args_style: flags leaves it out, "
                 f"equals passes --{name}={unclear[0]}, no-prefix passes --no-{name}"
             )
-            yield Conflict((f"train.args.{name}", "train.args"), what, remedy)
+            yield Conflict((f"train.args.{name}", "train.args"), problem, remedy)
     if train.resume.args and not train.resume.exists:
-        what = "says what to add, and not when"
-        yield Conflict(("train.resume.args", "train.resume"), what, 'write exists: "ckpt-*.pt"')
+        problem = "says what to add, and not when"
+        yield Conflict(("train.resume.args", "train.resume"), problem, 'write exists: "ckpt-*.pt"')
     if train.resume.begin != "auto" and train.resume.exists:
-        what = f"says when to resume, and so does begin: {train.resume.begin}"
-        yield Conflict(("train.resume.exists", "train.resume"), what, "keep one of them")
+        problem = f"says when to resume, and so does begin: {train.resume.begin}"
+        yield Conflict(("train.resume.exists", "train.resume"), problem, "keep one of them")
     if job.checkpoint.url:
-        what = "is a URL, and a script writes its checkpoints into a directory"
+        problem = "is a URL, and a script writes its checkpoints into a directory"
         remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
-        yield Conflict(("checkpoint.dir", f"train.{train.runs}"), what, remedy)
+        yield Conflict(("checkpoint.dir", f"train.{train.program_field}"), problem, remedy)
 
 
 def _batches(job: JobSpec) -> Iterator[Conflict]:
@@ -173,50 +175,50 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
     batch = ("train.global_batch_size", "train.micro_batch_size")
     if train.global_batch_size % train.micro_batch_size:
         sizes = f"{train.global_batch_size} is not a multiple of {train.micro_batch_size}"
-        below = train.global_batch_size - train.global_batch_size % train.micro_batch_size
-        nearest = below or train.micro_batch_size
+        lower_multiple = train.global_batch_size - train.global_batch_size % train.micro_batch_size
+        nearest = lower_multiple or train.micro_batch_size
         remedy = f"write global_batch_size: {nearest} or a micro_batch_size that divides it"
         yield Conflict(batch, f"{sizes} (micro_batch_size)", remedy)
     elif job.world_size > job.micro_batches:
         on = f" on {job.nodes} nodes" if job.nodes > 1 else ""
-        what = (
+        problem = (
             f"{job.world_size} processes{on} share {job.micro_batches} micro-batches a step, so "
             f"{job.world_size - job.micro_batches} would have nothing to do"
         )
         remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"
-        yield Conflict(("procs_per_node", "nodes", *batch), what, remedy)
+        yield Conflict(("procs_per_node", "nodes", *batch), problem, remedy)
     elif job.micro_batches % job.world_size and not job.weighted:
-        most = -(-job.micro_batches // job.world_size)
-        what = (
+        largest_share = -(-job.micro_batches // job.world_size)
+        problem = (
             f"{job.micro_batches} micro-batches do not divide evenly among {job.world_size} "
-            f"processes: some do {most}, the others wait for them"
+            f"processes: some do {largest_share}, the others wait for them"
         )
         remedy = "the result is the same; for speed let the process count divide them"
         if train.reduction == "tree":
-            yield Conflict(("procs_per_node", "nodes", *batch), what, remedy, fatal=False)
+            yield Conflict(("procs_per_node", "nodes", *batch), problem, remedy, fatal=False)
         else:
             remedy = "use reduction: tree, or a process count that divides them"
-            yield Conflict(("procs_per_node", "nodes", "train.reduction", *batch), what, remedy)
+            yield Conflict(("procs_per_node", "nodes", "train.reduction", *batch), problem, remedy)
     if train.steps and train.profile and train.profile.steps.first > train.steps:
-        what = f"begins after the last of {train.steps} steps"
+        problem = f"begins after the last of {train.steps} steps"
         remedy = f"write a range up to {train.steps}"
-        yield Conflict(("train.profile.steps", "train.profile", "train.steps"), what, remedy)
+        yield Conflict(("train.profile.steps", "train.profile", "train.steps"), problem, remedy)
     if train.steps and train.warmup_steps >= train.steps:
-        what = f"{train.warmup_steps} steps of warm-up leave nothing of {train.steps} steps"
+        problem = f"{train.warmup_steps} steps of warm-up leave nothing of {train.steps} steps"
         remedy = f"write a number below {train.steps}"
-        yield Conflict(("train.warmup_steps", "train.steps"), what, remedy)
+        yield Conflict(("train.warmup_steps", "train.steps"), problem, remedy)
 
 
 def _machines(job: JobSpec) -> Iterator[Conflict]:
-    if job.world_size > MOST_PROCESSES:
-        what = f"{job.world_size} processes are more than ddpgen plans for"
-        yield Conflict(("nodes", "procs_per_node"), what, f"start at most {MOST_PROCESSES}")
+    if job.world_size > MAX_PROCESSES:
+        problem = f"{job.world_size} processes are more than ddpgen plans for"
+        yield Conflict(("nodes", "procs_per_node"), problem, f"start at most {MAX_PROCESSES}")
     if job.nodes != 1 and job.nic in ("lo", "lo0") and job.uniform:
-        what = "loopback reaches only the machine itself"
-        yield Conflict(("nic",), what, "name the interface towards the others, or leave it out")
+        problem = "loopback reaches only the machine itself"
+        yield Conflict(("nic",), problem, "name the interface towards the others, or leave it out")
     if job.nodes.elastic and job.train.reduction != "tree":
-        what = "a job on a varying number of machines changes its bits with allreduce"
-        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
+        problem = "a job on a varying number of machines changes its bits with allreduce"
+        yield Conflict(("nodes", "train.reduction"), problem, "write reduction: tree")
 
 
 def _devices(job: JobSpec) -> Iterator[Conflict]:
@@ -224,40 +226,40 @@ def _devices(job: JobSpec) -> Iterator[Conflict]:
         return
     gpus = job.gpus_per_node or 0
     if job.backend == "nccl" and not gpus:
-        what = "nccl talks between GPUs, and the job asks for none"
+        problem = "nccl talks between GPUs, and the job asks for none"
         remedy = f"write gpus_per_node: {job.procs_per_node}, or backend: gloo"
-        yield Conflict(("backend", "gpus_per_node"), what, remedy)
+        yield Conflict(("backend", "gpus_per_node"), problem, remedy)
     if gpus and job.procs_per_node > gpus:
-        what = f"{job.procs_per_node} processes on {gpus} GPUs; each needs one of its own"
+        problem = f"{job.procs_per_node} processes on {gpus} GPUs; each needs one of its own"
         remedy = f"write procs_per_node: {gpus}"
-        yield Conflict(("procs_per_node", "gpus_per_node"), what, remedy)
+        yield Conflict(("procs_per_node", "gpus_per_node"), problem, remedy)
     elif gpus > job.procs_per_node:
-        what = f"{gpus - job.procs_per_node} of {gpus} GPUs on each node stay idle"
+        problem = f"{gpus - job.procs_per_node} of {gpus} GPUs on each node stay idle"
         remedy = f"write procs_per_node: {gpus}, one process per GPU"
-        yield Conflict(("gpus_per_node", "procs_per_node"), what, remedy, fatal=False)
+        yield Conflict(("gpus_per_node", "procs_per_node"), problem, remedy, fatal=False)
 
 
 def _numerics(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
     if train.precision == "fp16" and not job.on_gpus:
-        without = next((machine.name for machine in job.machines if not machine.gpus), "")
-        who = f"{without} uses" if without else "the job asks for"
-        what = f"fp16 needs a GPU, and {who} none"
+        host_without_gpu = next((machine.name for machine in job.machines if not machine.gpus), "")
+        user = f"{host_without_gpu} uses" if host_without_gpu else "the job asks for"
+        problem = f"fp16 needs a GPU, and {user} none"
         remedy = f"write precision: bf16 or fp32, or gpus_per_node: {job.procs_per_node}"
-        yield Conflict(("train.precision", "gpus_per_node"), what, remedy)
+        yield Conflict(("train.precision", "gpus_per_node"), problem, remedy)
     if train.comm_hook != "none" and train.reduction == "tree":
-        what = f"comm_hook {train.comm_hook} would replace the fixed-order tree"
+        problem = f"comm_hook {train.comm_hook} would replace the fixed-order tree"
         remedy = "write reduction: allreduce, or comm_hook: none"
-        yield Conflict(("train.comm_hook", "train.reduction"), what, remedy)
+        yield Conflict(("train.comm_hook", "train.reduction"), problem, remedy)
     if train.comm_hook in ("bf16", "powersgd") and (job.backend == "gloo" or not job.on_gpus):
-        what = f"comm_hook {train.comm_hook} needs nccl, and the job runs on gloo"
+        problem = f"comm_hook {train.comm_hook} needs nccl, and the job runs on gloo"
         remedy = "write comm_hook: none (on gloo compression only costs time)"
-        yield Conflict(("train.comm_hook", "backend", "gpus_per_node"), what, remedy)
+        yield Conflict(("train.comm_hook", "backend", "gpus_per_node"), problem, remedy)
     if train.momentum != Train.momentum and train.optimizer != "sgd":
-        what = f"momentum has no effect on {train.optimizer}"
+        problem = f"momentum has no effect on {train.optimizer}"
         yield Conflict(
             ("train.momentum", "train.optimizer"),
-            what,
+            problem,
             "write optimizer: sgd, or leave it out",
             False,
         )
@@ -266,48 +268,48 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
 def _evaluations(train: Train) -> Iterator[Conflict]:
     best = train.best
     if train.early_stop and not best:
-        what = "does not say what is to get better"
+        problem = "does not say what is to get better"
         remedy = "write best: loss beside it, or best: {metric: accuracy, mode: max}"
-        yield Conflict(("train.early_stop", "train.best"), what, remedy)
+        yield Conflict(("train.early_stop", "train.best"), problem, remedy)
     if best and best.metric != "loss" and best.mode is None:
-        what = f"does not say whether less {show(best.metric)} is better, or more"
+        problem = f"does not say whether less {show(best.metric)} is better, or more"
         remedy = f"write best: {{metric: {best.metric}, mode: max}}, or mode: min"
-        yield Conflict(("train.best", "train.best.mode"), what, remedy)
+        yield Conflict(("train.best", "train.best.mode"), problem, remedy)
     if best and train.workload and not train.eval_every:
-        what = "has one evaluation to choose from, at the end"
-        yield Conflict(("train.best", "train.eval_every"), what, "write eval_every: 100 steps")
+        problem = "has one evaluation to choose from, at the end"
+        yield Conflict(("train.best", "train.eval_every"), problem, "write eval_every: 100 steps")
 
 
-def _places(job: JobSpec) -> Iterator[Conflict]:
+def _paths(job: JobSpec) -> Iterator[Conflict]:
     yield from environment(job.env, "env", job.train)
-    yield from places("checkpoint.dir", job.checkpoint.path)
-    yield from places("train.workdir", job.train.workdir)
+    yield from host_path("checkpoint.dir", job.checkpoint.path)
+    yield from host_path("train.workdir", job.train.workdir)
     yield from _url(job.checkpoint.dir or "")
     yield from interpreter(job.python, "python")
-    wanted = job.train.own_file
-    if wanted and not job.code:
-        field = f"train.{job.train.runs}"
-        what = f"{wanted} is a file of yours, but code is not given"
-        yield Conflict((field, "code"), what, "write code: with the directory that holds it")
+    file = job.train.user_file
+    if file and not job.code:
+        field = f"train.{job.train.program_field}"
+        problem = f"{file} is a file of yours, but code is not given"
+        yield Conflict((field, "code"), problem, "write code: with the directory that holds it")
 
 
-def _url(place: str) -> Iterator[Conflict]:
+def _url(url: str) -> Iterator[Conflict]:
     """Check the URL of a store for checkpoints, or a path that was meant as a URL."""
-    scheme, _, rest = place.partition(":")
+    scheme, _, rest = url.partition(":")
     if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
-        what = f"{show(place)} is a directory of this name, and no URL"
-        yield Conflict(("checkpoint.dir",), what, f"write {scheme}:/{rest}")
+        problem = f"{show(url)} is a directory of this name, and no URL"
+        yield Conflict(("checkpoint.dir",), problem, f"write {scheme}:/{rest}")
     elif rest.startswith("//") and scheme not in SCHEMES:
-        what = f"{scheme}:// is not a store that fsspec knows"
-        yield Conflict(("checkpoint.dir",), what, did_you_mean(scheme, SCHEMES))
+        problem = f"{scheme}:// is not a store that fsspec knows"
+        yield Conflict(("checkpoint.dir",), problem, did_you_mean(scheme, SCHEMES))
     elif rest.startswith("//") and not rest.strip("/"):
-        yield Conflict(("checkpoint.dir",), f"{place} names no place", f"write {scheme}://NAME")
+        yield Conflict(("checkpoint.dir",), f"{url} names no place", f"write {scheme}://NAME")
     elif scheme in ("s3", "s3a", "gs", "gcs") and "@" in rest:
-        what = (
+        problem = (
             "holds credentials, which everybody may read in the bundle and in the list of processes"
         )
         remedy = "leave them out: the environment has them, or the cloud's own configuration file"
-        yield Conflict(("checkpoint.dir",), what, remedy)
+        yield Conflict(("checkpoint.dir",), problem, remedy)
     elif scheme in ("s3", "s3a") and rest.startswith("//"):
         yield from s3_name("checkpoint.dir", rest[2:].partition("/")[0])
 
@@ -315,51 +317,53 @@ def _url(place: str) -> Iterator[Conflict]:
 def s3_name(field: str, name: str) -> Iterator[Conflict]:
     """Check the name of a bucket by the rules of S3. Other stores with the S3 protocol have mostly the same rules."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
-        what = f"{show(name)} cannot be the name of a bucket in S3"
+        problem = f"{show(name)} cannot be the name of a bucket in S3"
         remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
-        yield Conflict((field, field.partition(".")[0]), what, remedy)
+        yield Conflict((field, field.partition(".")[0]), problem, remedy)
 
 
 def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Conflict]:
     """Check the job's environment variables, which the spec gives below `field`."""
     for name, value in env.items():
-        if secrets.stands_in(name, value):
-            what = "looks like a secret, and everybody who reads the bundle reads it"
+        if secrets.exposes_secret(name, value):
+            problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = (
                 "leave it out and export it before the launch, or source a file of the hosts in "
                 "python.activate; on sky, name it in secrets"
             )
-            yield Conflict((f"{field}.{name}",), what, remedy, fatal=False)
+            yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
         if re.search(rf"\$(\{{{name}\}}|{name}\b)", value):
-            what = f"is taken as it is written: ${name} is not filled in"
+            problem = f"is taken as it is written: ${name} is not filled in"
             remedy = f"write it in python.activate: export {name}=..."
-            yield Conflict((f"{field}.{name}",), what, remedy, fatal=False)
-        if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
-            what = "is set by bash, torchrun or the launch script; the job would not see this value"
-            yield Conflict((f"{field}.{name}",), what, "take another name")
-        if name in INTERFACE_NAMES:
-            what = "would go past the preflight, which checks the interface of nic alone"
+            yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
+        if name in RESERVED_VARIABLES or name.startswith(("DDPGEN_", "PET_")):
+            problem = (
+                "is set by bash, torchrun or the launch script; the job would not see this value"
+            )
+            yield Conflict((f"{field}.{name}",), problem, "take another name")
+        if name in INTERFACE_VARIABLES:
+            problem = "would go past the preflight, which checks the interface of nic alone"
             remedy = "write nic: with one exact name, like eth0, or leave nic: out, so that ddpgen chooses the interface"
-            yield Conflict((f"{field}.{name}",), what, remedy)
+            yield Conflict((f"{field}.{name}",), problem, remedy)
         if name in _PORTABLE_SETS and train.determinism == "portable":
-            what = "is set by determinism: portable; the job would not see this value"
+            problem = "is set by determinism: portable; the job would not see this value"
             remedy = "leave it out, or write determinism: default"
-            yield Conflict((f"{field}.{name}", "train.determinism"), what, remedy)
+            yield Conflict((f"{field}.{name}", "train.determinism"), problem, remedy)
 
 
-def places(field: str, path: str | None) -> Iterator[Conflict]:
+def host_path(field: str, path: str | None) -> Iterator[Conflict]:
     """Check a path on the hosts, which the spec gives at `field`."""
     if path and path.startswith("~") and not (path + "/").startswith("~/"):
-        what = f"{show(path)} is the home of another user, which only a login shell finds"
-        yield Conflict((field,), what, "write ~/path or /path")
+        problem = f"{show(path)} is the home of another user, which only a login shell finds"
+        yield Conflict((field,), problem, "write ~/path or /path")
     elif path and (variable := re.search(r"\$\{?[A-Za-z_]\w*\}?", path)):
-        what = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
-        yield Conflict((field,), what, "write the path itself, or ~/path", fatal=False)
+        problem = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
+        yield Conflict((field,), problem, "write the path itself, or ~/path", fatal=False)
 
 
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:
     """Check the Python of the hosts, which the spec gives at `field`."""
     if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
-        what = f'"{python.interpreter}" is another place on every host'
+        problem = f'"{python.interpreter}" is another place on every host'
         remedy = "write a name on the PATH, ~/path or /path"
-        yield Conflict((f"{field}.interpreter",), what, remedy)
+        yield Conflict((f"{field}.interpreter",), problem, remedy)

@@ -22,36 +22,36 @@ REFERENCE = "spec.md"  # below docs/
 
 def descriptions(reference: str) -> dict[str, str]:
     """Return the descriptions in docs/spec.md by path: train.lr, targets.slurm.time, targets.hosts.hosts[].nic."""
-    found, tier = {}, ""
+    texts, tier = {}, ""
     for line in reference.splitlines():
         if line.startswith("## "):
             heading = re.match(r"## `(targets\.\w+)", line)
             tier = f"{heading[1]}." if heading else ""
         elif row := re.fullmatch(r"\| `([^`]+)` \|.* \| (.+) \|", line):
-            found[tier + row[1]] = row[2]
-    return found
+            texts[tier + row[1]] = row[2]
+    return texts
 
 
-def description(path: str, known: Mapping[str, str]) -> str:
+def description(path: str, texts: Mapping[str, str]) -> str:
     """Return the description of the longest end of `path` that has one.
 
     For hosts[].python.activate this end is python.activate.
     """
-    while "." in path and path not in known:
+    while "." in path and path not in texts:
         path = path.partition(".")[2]
-    return known.get(path, "?")
+    return texts.get(path, "?")
 
 
 def json_schema(reference: str, models: Models) -> dict[str, Any]:
     """Return the schema of a whole spec, overlays included. `reference`: the text of docs/spec.md."""
-    known = descriptions(reference)
+    texts = descriptions(reference)
     job_fields = fields(JobSpec)
 
-    def of_field(field: Field[Any], path: str) -> dict[str, Any]:
+    def field_schema(field: Field[Any], path: str) -> dict[str, Any]:
         if path.startswith("targets.") and field in job_fields:
             return {"$ref": f"#/properties/{field.name}"}
-        kind = field.metadata["kind"].schema(path, of_field)
-        schema = {"description": description(path, known), **kind}
+        kind = field.metadata["kind"].schema(path, field_schema)
+        schema = {"description": description(path, texts), **kind}
         default = default_of(field)
         if default is not None:
             schema["default"] = default
@@ -59,12 +59,12 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
             _take_null(schema)
         return schema
 
-    job = Group(JobSpec).schema("", of_field)
+    job = Group(JobSpec).schema("", field_schema)
     # With targets, the top level may leave out required fields, because the overlay of each tier may give them.
     job["anyOf"] = [_take_required(job), {"required": ["targets"]}]
     overlays = {}
     for tier, model in models.items():
-        overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", of_field)
+        overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", field_schema)
         del overlay["required"]
         overlay["description"] = "What differs on this tier: any field of the job."
         _take_null(overlay)
@@ -84,13 +84,18 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
 
 def _take_required(schema: dict[str, Any]) -> dict[str, Any]:
     """Take `required` out of a schema at any depth, and return it as a schema of its own."""
-    taken = {"required": schema.pop("required")} if "required" in schema else {}
+    required = {"required": schema.pop("required")} if "required" in schema else {}
     for choice in schema.get("anyOf", ()):
-        taken |= _take_required(choice)
-    below = {name: _take_required(each) for name, each in schema.get("properties", {}).items()}
+        required |= _take_required(choice)
+    below = {
+        name: _take_required(property_schema)
+        for name, property_schema in schema.get("properties", {}).items()
+    }
     if any(below.values()):
-        taken["properties"] = {name: each for name, each in below.items() if each}
-    return taken
+        required["properties"] = {
+            name: property_schema for name, property_schema in below.items() if property_schema
+        }
+    return required
 
 
 def _take_null(schema: dict[str, Any]) -> None:
@@ -117,8 +122,8 @@ def as_text(schema: Any, indent: str = "") -> str:
         return line
     below = indent + "  "
     if isinstance(schema, list):
-        parts = [as_text(each, below) for each in schema]
+        parts = [as_text(entry, below) for entry in schema]
     else:
-        parts = [f"{json.dumps(name)}: {as_text(each, below)}" for name, each in schema.items()]
+        parts = [f"{json.dumps(name)}: {as_text(entry, below)}" for name, entry in schema.items()]
     inner = ",".join(f"\n{below}{part}" for part in parts)
     return f"{line[0]}{inner}\n{indent}{line[-1]}"

@@ -13,21 +13,21 @@ _HARMLESS = re.compile(
     r"[\d.]+|\$\w+|\$\{\w+\}|[<\[].*[>\]]|((~|\.{1,2})?/|\w+://).*|[\w./-]+\.[a-z]{1,5}"
 )
 # One or several words: the name of a thing, or a passphrase.
-_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
+_PLAIN_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
 _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
-FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
+TOKEN_FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
 
 
 def is_secret(name: str, value: str) -> bool:
     """True if the variable's name says that it is a secret, or its value has the form of a secret."""
-    return bool(_NAME.search(name) or FORMS.search(value))
+    return bool(_NAME.search(name) or TOKEN_FORMS.search(value))
 
 
-def stands_in(name: str, value: str) -> bool:
+def exposes_secret(name: str, value: str) -> bool:
     """True if `value` gives a secret away. A path, a number, a word or another variable does not."""
-    if FORMS.search(value):
+    if TOKEN_FORMS.search(value):
         return any(digit in value for digit in "0123456789") or not value.islower()
-    words = _WORDS.fullmatch(value) and not _PASSPHRASE.search(name)
+    words = _PLAIN_WORDS.fullmatch(value) and not _PASSPHRASE.search(name)
     harmless = len(value) < SHORTEST or words or _HARMLESS.fullmatch(value)
     return bool(_NAME.search(name)) and not harmless

@@ -46,11 +46,11 @@ class Duration(Leaf):
     """A length of time with its unit: 90s, 10min, 2h, 1h30min. Kept as seconds."""
 
     sample = 60.0
-    wants = 'a time with its unit, like "90s", "10min" or "1h30min"'
+    allowed = 'a time with its unit, like "90s", "10min" or "1h30min"'
     form: Mapping[str, Any] = {"type": "string", "pattern": f"^{_TIME}$"}
 
     def parse(self, raw: Scalar) -> float:
-        return duration(raw, self.wants)
+        return duration(raw, self.allowed)
 
     def written(self, value: float) -> str:
         return f"{value / 60:g}min" if value % 60 == 0 else f"{value:g}s"
@@ -60,14 +60,14 @@ class ClockTime(Leaf):
     """A length of time with its unit or in a scheduler's form: 2h, 12:00:00, 2-00:00:00. Kept as seconds."""
 
     sample = 3600.0
-    wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
+    allowed = 'a time like "2h", "12:00:00" or "2-00:00:00"'
     form: Mapping[str, Any] = {"type": "string", "pattern": f"^({_CLOCK_TIME}|{_TIME})$"}
 
     def parse(self, raw: Scalar) -> float:
-        refuse_long(raw, self.wants)
+        refuse_long(raw, self.allowed)
         match = _CLOCK.fullmatch(raw.text)
         if match is None or not (match["d"] or match["m"]):
-            return duration(raw, self.wants, 1.0)
+            return duration(raw, self.allowed, 1.0)
         if not match["d"] and not match["s"]:
             # Slurm reads 12:30 as minutes and seconds, people read it as hours and minutes.
             remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
@@ -80,19 +80,19 @@ class Steps(Leaf):
     """A period in steps, unit included: "100 steps"."""
 
     sample = 0
-    wants = 'a number of steps with the unit, like "100 steps"'
+    allowed = 'a number of steps with the unit, like "100 steps"'
     form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
 
     def __init__(self, low: int = 0):
         self.low = low
 
     def parse(self, raw: Scalar) -> int:
-        refuse_long(raw, self.wants)
+        refuse_long(raw, self.allowed)
         if raw.tag == "int" and raw.text.isdigit():
             raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
         match = _STEPS.fullmatch(raw.text)
         if not match or int(match[1]) < self.low:
-            raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.wants}")
+            raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.allowed}")
         return int(match[1])
 
     def written(self, value: int) -> str:
@@ -103,66 +103,66 @@ class StepSpan(Leaf):
     """A range of steps: 20..25."""
 
     sample = Span(1, 1)
-    wants = "a range of steps, like 20..25"
+    allowed = "a range of steps, like 20..25"
     form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
 
     def parse(self, raw: Scalar) -> Span:
-        refuse_long(raw, self.wants)
+        refuse_long(raw, self.allowed)
         match = re.fullmatch(r"([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})", raw.text, re.ASCII)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
-            raise Refused(f"{show(raw.text)} is no range of steps", f"write {self.wants}")
+            raise Refused(f"{show(raw.text)} is no range of steps", f"write {self.allowed}")
         return Span(int(match[1]), int(match[2]))
 
     def dump(self, value: Span) -> list[int]:
         return list(value)
 
-    def load(self, held: Any) -> Span:
-        return Span(*held)
+    def load(self, stored: Any) -> Span:
+        return Span(*stored)
 
 
-class Every(Leaf):
+class StepsOrDuration(Leaf):
     """A period in steps or in time."""
 
     sample = Period(1, None)
-    wants = 'a period like "200 steps" or "10min"'
+    allowed = 'a period like "200 steps" or "10min"'
     form: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
 
     def parse(self, raw: Scalar) -> Period:
-        refuse_long(raw, self.wants)
+        refuse_long(raw, self.allowed)
         match = _STEPS.fullmatch(raw.text)
         if match and int(match[1]) > 0:
             return Period(int(match[1]), None)
         if raw.tag == "int" and raw.text.isdigit():
             remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
-        return Period(None, duration(raw, self.wants))
+        return Period(None, duration(raw, self.allowed))
 
     def dump(self, value: Period) -> str:
         return str(value)
 
-    def load(self, held: Any) -> Any:
-        return self.parse_text(str(held))
+    def load(self, stored: Any) -> Any:
+        return self.parse_text(str(stored))
 
     def written(self, value: Period) -> str:
         return str(value) if value.seconds is None else Duration().written(value.seconds)
 
 
-def duration(raw: Scalar, wants: str, least: float = 0.001) -> float:
+def duration(raw: Scalar, allowed: str, minimum: float = 0.001) -> float:
     """Return the seconds in a text like 1h30min, no finer than the options of train allow. Raises Refused."""
-    refuse_long(raw, wants)
+    refuse_long(raw, allowed)
     refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
     if raw.text and decimal(raw.text) is not None:
         remedy = f'write "{raw.text}s", "{raw.text}min" or "{raw.text}h"'
         raise Refused(f"{raw.text} has no unit", remedy)
     if not _DURATION.fullmatch(raw.text):
-        raise Refused(f"{show(raw.text)} is no length of time", f"write {wants}")
+        raise Refused(f"{show(raw.text)} is no length of time", f"write {allowed}")
     total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(raw.text))
-    return _in_range(raw, round(total, 6), least)
+    return _in_range(raw, round(total, 6), minimum)
 
 
-def _in_range(raw: Scalar, value: float, least: float) -> float:
-    if not least <= value <= 366 * 86400:
-        shortest = "1s" if least == 1 else "1ms"
+def _in_range(raw: Scalar, value: float, minimum: float) -> float:
+    if not minimum <= value <= 366 * 86400:
+        shortest = "1s" if minimum == 1 else "1ms"
         raise Refused(f"{show(raw.text)} is out of range", f"write a time from {shortest} to 366d")
     return value
 

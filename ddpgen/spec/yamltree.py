@@ -1,4 +1,4 @@
-"""Parse YAML text into a tree of nodes that keep their places in the file. Judges YAML, not job specs.
+"""Parse YAML text into a tree of nodes that keep their positions in the file. Judges YAML, not job specs.
 
 A scalar keeps its source text and YAML 1.1's type for it, so that a message can explain `2:00` or `yes`. Without the
 text they would silently become 120 or true. Anchors, aliases, merge keys and tags are refused, because with them a
@@ -22,7 +22,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class Scalar(NamedTuple):
     """A value. `text`: as written. `tag`: its type in YAML 1.1 (str, int, float, bool, null…)."""
 
-    place: Position
+    position: Position
     path: tuple[str, ...]
     text: str
     tag: str
@@ -32,15 +32,15 @@ class Scalar(NamedTuple):
 class Listing(NamedTuple):
     """A list."""
 
-    place: Position
+    position: Position
     path: tuple[str, ...]
     items: list[Node]
 
 
 class Table(NamedTuple):
-    """A mapping. `keys`: the place of each key."""
+    """A mapping. `keys`: the position of each key."""
 
-    place: Position
+    position: Position
     path: tuple[str, ...]
     entries: dict[str, Node]
     keys: dict[str, Position]
@@ -70,9 +70,9 @@ def is_null(node: Node) -> bool:
     return isinstance(node, Scalar) and node.tag == "null"
 
 
-def finding(node: Node, what: str, remedy: str) -> Finding:
-    """Return a finding at the place of `node`."""
-    return Finding(node.place, dotted(node.path), what, remedy)
+def finding(node: Node, problem: str, remedy: str) -> Finding:
+    """Return a finding at the position of `node`."""
+    return Finding(node.position, dotted(node.path), problem, remedy)
 
 
 def parse(raw: bytes) -> tuple[Table, list[Finding]]:
@@ -88,31 +88,31 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
     except yaml.MarkedYAMLError as error:
         raise NotYamlError(_syntax(error, text)) from None
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        raise NotYamlError(_unfit_character(place)) from None
+        text_before = text[: error.position]
+        position = Position(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
+        raise NotYamlError(_unfit_character(position)) from None
     except yaml.YAMLError as error:
-        raise NotYamlError(_first(f"not YAML: {error}", "fix the syntax")) from None
+        raise NotYamlError(_finding_at_start(f"not YAML: {error}", "fix the syntax")) from None
     finally:
         loader.dispose()
     if not isinstance(root, Table):
-        what = "is empty" if root is None else "is not a mapping of keys to values"
+        problem = "is empty" if root is None else "is not a mapping of keys to values"
         remedy = "start with `name: my-job`; `ddpgen init` writes a spec to begin with"
-        raise NotYamlError(_first(f"the spec {what}", remedy), *builder.findings)
+        raise NotYamlError(_finding_at_start(f"the spec {problem}", remedy), *builder.findings)
     return root, builder.findings
 
 
 def _decode(raw: bytes) -> str:
     if len(raw) > MAX_BYTES:
-        what = f"the file has more than {MAX_BYTES >> 20} MiB, far more than a job spec"
-        raise NotYamlError(_first(what, "give the path of the spec itself"))
+        problem = f"the file has more than {MAX_BYTES >> 20} MiB, far more than a job spec"
+        raise NotYamlError(_finding_at_start(problem, "give the path of the spec itself"))
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        place = Position(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
-        what = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise NotYamlError(Finding(place, "", what, "save the file as UTF-8")) from None
+        text_before = raw[: error.start]
+        position = Position(text_before.count(b"\n") + 1, error.start - text_before.rfind(b"\n"))
+        problem = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise NotYamlError(Finding(position, "", problem, "save the file as UTF-8")) from None
     for line, content in enumerate(text.split("\n"), 1):
         if "\0" in content:
             raise NotYamlError(_unfit_character(Position(line, content.index("\0") + 1)))
@@ -134,120 +134,134 @@ class _Builder:
         root = self._node(())
         self.loader.get_event()  # document end
         if not self.loader.check_event(yaml.StreamEndEvent):
-            place = _place(self.loader.get_event().start_mark)
-            self._found(place, (), "a second document begins here", "keep one job in one file")
+            position = _position(self.loader.get_event().start_mark)
+            self._add_finding(
+                position, (), "a second document begins here", "keep one job in one file"
+            )
         return root
 
     def _node(self, path: tuple[str, ...], depth: int = 0) -> Node:
         event = self.loader.get_event()
-        place = _place(event.start_mark)
-        self._refuse_sharing(event, place, path)
+        position = _position(event.start_mark)
+        self._refuse_sharing(event, position, path)
         if isinstance(event, yaml.AliasEvent):
-            return Scalar(place, path, "", "alias", False)
+            return Scalar(position, path, "", "alias", False)
         if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event, place, path)
+            return self._scalar(event, position, path)
         if depth >= MAX_DEPTH:
-            what = f"is nested more than {MAX_DEPTH} levels deep"
-            raise NotYamlError(Finding(place, dotted(path), what, "flatten it"))
+            problem = f"is nested more than {MAX_DEPTH} levels deep"
+            raise NotYamlError(Finding(position, dotted(path), problem, "flatten it"))
         if isinstance(event, yaml.SequenceStartEvent):
-            listing = Listing(place, path, [])
+            listing = Listing(position, path, [])
             while not self.loader.check_event(yaml.SequenceEndEvent):
                 item = self._node((*path, f"[{len(listing.items)}]"), depth + 1)
                 listing.items.append(item)
             self.loader.get_event()
             return listing
-        table = Table(place, path, {}, {})
+        table = Table(position, path, {}, {})
         while not self.loader.check_event(yaml.MappingEndEvent):
-            name, where = self._key(table)
+            name, key_position = self._key(table)
             node = self._node((*path, name), depth + 1)
             if name != "<<":
                 table.entries.setdefault(name, node)
-                table.keys.setdefault(name, where)
+                table.keys.setdefault(name, key_position)
         self.loader.get_event()
         return table
 
     def _key(self, holder: Table) -> tuple[str, Position]:
         event = self.loader.get_event()
-        place = _place(event.start_mark)
-        self._refuse_sharing(event, place, holder.path)
+        position = _position(event.start_mark)
+        self._refuse_sharing(event, position, holder.path)
         if not isinstance(event, yaml.ScalarEvent):
-            what = "a list or mapping stands where a key should be"
-            raise NotYamlError(Finding(place, dotted(holder.path), what, "use a plain word as key"))
+            problem = "a list or mapping stands where a key should be"
+            raise NotYamlError(
+                Finding(position, dotted(holder.path), problem, "use a plain word as key")
+            )
         name: str = event.value
         if name in holder.keys:
-            what = f"is given twice; the first is on line {holder.keys[name].line}"
-            self._found(place, (*holder.path, name), what, "keep one of them")
+            problem = f"is given twice; the first is on line {holder.keys[name].line}"
+            self._add_finding(position, (*holder.path, name), problem, "keep one of them")
         elif name == "<<" and not event.style:
-            what = "merge keys are not supported: a value has to stand where it acts"
+            problem = "merge keys are not supported: a value has to stand where it acts"
             remedy = "write the values out, or use targets.<tier> for what differs"
-            self._found(place, holder.path, what, remedy)
-        return name, place
+            self._add_finding(position, holder.path, problem, remedy)
+        return name, position
 
-    def _scalar(self, event: Any, place: Position, path: tuple[str, ...]) -> Scalar:
+    def _scalar(self, event: Any, position: Position, path: tuple[str, ...]) -> Scalar:
         text, quoted = event.value, event.style not in (None, "")
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            what = "holds a NUL or half of a surrogate pair, which no program can be passed"
-            self._found(place, path, what, "remove that escape")
+            problem = "holds a NUL or half of a surrogate pair, which no program can be passed"
+            self._add_finding(position, path, problem, "remove that escape")
             text = "?"
         tag = "tag:yaml.org,2002:str"
         if not quoted and event.implicit[0]:
             tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
-        return Scalar(place, path, text, tag.rpartition(":")[2], quoted)
+        return Scalar(position, path, text, tag.rpartition(":")[2], quoted)
 
-    def _refuse_sharing(self, event: Any, place: Position, path: tuple[str, ...]) -> None:
+    def _refuse_sharing(self, event: Any, position: Position, path: tuple[str, ...]) -> None:
         remedy = "write the value out where it is used, or use targets.<tier> for what differs"
         if isinstance(event, yaml.AliasEvent):
-            what = f"the alias *{event.anchor} makes the value stand somewhere else"
-            self._found(place, path, what, remedy)
+            problem = f"the alias *{event.anchor} makes the value stand somewhere else"
+            self._add_finding(position, path, problem, remedy)
             return
         if event.anchor is not None:
-            self._found(place, path, f"the anchor &{event.anchor} is not supported", remedy)
+            self._add_finding(
+                position, path, f"the anchor &{event.anchor} is not supported", remedy
+            )
         if event.tag is not None:
-            self._found(place, path, f"the tag {event.tag} is not supported", "remove the tag")
+            self._add_finding(
+                position, path, f"the tag {event.tag} is not supported", "remove the tag"
+            )
 
-    def _found(self, place: Position, path: tuple[str, ...], what: str, remedy: str) -> None:
-        self.findings.append(Finding(place, dotted(path), what, remedy))
+    def _add_finding(
+        self, position: Position, path: tuple[str, ...], problem: str, remedy: str
+    ) -> None:
+        self.findings.append(Finding(position, dotted(path), problem, remedy))
 
 
-def _place(mark: Any) -> Position:
+def _position(mark: Any) -> Position:
     return Position(mark.line + 1, mark.column + 1) if mark else Position()
 
 
-def _first(what: str, remedy: str) -> Finding:
-    return Finding(Position(), "", what, remedy)
+def _finding_at_start(problem: str, remedy: str) -> Finding:
+    return Finding(Position(), "", problem, remedy)
 
 
-def _unfit_character(place: Position) -> Finding:
-    what = "a control character that YAML does not allow stands here"
-    return Finding(place, "", what, 'remove it, or write it as an escape in "double quotes"')
+def _unfit_character(position: Position) -> Finding:
+    problem = "a control character that YAML does not allow stands here"
+    return Finding(position, "", problem, 'remove it, or write it as an escape in "double quotes"')
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str) -> Finding:
     """Return the finding. YAML notices an open quote or bracket at its end, and a key without a value a line later."""
-    place = _place(error.problem_mark or error.context_mark)
-    begins = _place(error.context_mark) if error.context_mark else None
-    problem, context = error.problem or "the syntax is wrong", error.context or ""
+    position = _position(error.problem_mark or error.context_mark)
+    start = _position(error.context_mark) if error.context_mark else None
+    yaml_problem, context = error.problem or "the syntax is wrong", error.context or ""
     lines = text.split("\n")
-    line = lines[place.line - 1] if place.line <= len(lines) else ""
-    if "\t" in line[: place.column]:
-        what, remedy = "a tab stands in the indentation", "indent with spaces"
-    elif "mapping values are not allowed" in problem and line.count(": ") > 1:
-        what, remedy = "a second `: ` stands in one line", "put the value in quotes"
-    elif "mapping values are not allowed" in problem and line.startswith(" "):
-        what = "this line is indented below a line that has a value already"
+    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    no_mapping = "mapping values are not allowed" in yaml_problem
+    if "\t" in line[: position.column]:
+        problem, remedy = "a tab stands in the indentation", "indent with spaces"
+    elif no_mapping and line.count(": ") > 1:
+        problem, remedy = "a second `: ` stands in one line", "put the value in quotes"
+    elif no_mapping and line.startswith(" "):
+        problem = "this line is indented below a line that has a value already"
         remedy = "indent it like the line above"
-    elif "mapping values are not allowed" in problem or "could not find expected ':'" in problem:
-        place, what = begins or Position(place.line - 1), "this line is no `key: value`"
+    elif no_mapping or "could not find expected ':'" in yaml_problem:
+        position = start or Position(position.line - 1)
+        problem = "this line is no `key: value`"
         remedy = "write a colon and a space after the key"
-    elif "quoted scalar" in context and "end of stream" in problem:
-        place, what, remedy = begins or place, "a quote opens here and is never closed", "close it"
-    elif "parsing a flow" in context and "expected ','" in problem:
-        place, what = begins or place, "a bracket opens here and is never closed"
+    elif "quoted scalar" in context and "end of stream" in yaml_problem:
+        position = start or position
+        problem, remedy = "a quote opens here and is never closed", "close it"
+    elif "parsing a flow" in context and "expected ','" in yaml_problem:
+        position = start or position
+        problem = "a bracket opens here and is never closed"
         remedy = "close it, and put a comma between two entries"
-    elif "expected key" in problem or "<block end>" in problem:
-        what = "this line is indented differently from the lines of its group"
+    elif "expected key" in yaml_problem or "<block end>" in yaml_problem:
+        problem = "this line is indented differently from the lines of its group"
         remedy = "indent all of them with the same number of spaces"
     else:
-        what = f"not YAML: {problem}" + (f" ({context})" if context else "")
+        problem = f"not YAML: {yaml_problem}" + (f" ({context})" if context else "")
         remedy = "fix the syntax here or just above"
-    return Finding(place, "", what, remedy)
+    return Finding(position, "", problem, remedy)

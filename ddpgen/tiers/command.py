@@ -32,7 +32,7 @@ _FLAGS = (
 )
 
 
-class Supervise(NamedTuple):
+class SupervisorCommand(NamedTuple):
     """The sections of the command, in order. The arguments that a user adds follow them."""
 
     options: tuple[Word, ...]
@@ -40,7 +40,7 @@ class Supervise(NamedTuple):
     program: tuple[Word, ...]
 
     @property
-    def shown(self) -> tuple[Word, ...]:
+    def host_command(self) -> tuple[Word, ...]:
         """The command that a host starts, as shown to people."""
         return (*self.launcher, "--", *self.program)
 
@@ -52,10 +52,10 @@ LOCK = "environment.lock"
 _LAST_CALL_S = 15
 # The restarts of an elastic job: each host that joins or leaves costs one. The training itself gives up if it
 # crashes twice without progress.
-_NO_END = 1000
+_ELASTIC_RESTARTS = 1000
 
 
-class Own(NamedTuple):
+class TierOptions(NamedTuple):
     """The part of a supervisor's command that is a tier's own."""
 
     options: tuple[Word, ...] = ()
@@ -77,12 +77,16 @@ class Own(NamedTuple):
     """True if the supervisor gets the number of processes of each node from a file of the bundle."""
 
 
-def command(job: JobSpec, own: Own, backend: str, weight: int | Fraction = 1) -> Supervise:
+def command(
+    job: JobSpec, tier_options: TierOptions, backend: str, weight: int | Fraction = 1
+) -> SupervisorCommand:
     """Return the command for one node of a job. `weight`: the weight of each of its processes."""
-    return Supervise(
-        (*_options(job, own, backend), *own.options),
-        tuple(_meeting(job, own.signals) if job.meets else _standalone(job)),
-        tuple(_program(job, backend, weight, stores=bool(own.store or job.checkpoint.url))),
+    return SupervisorCommand(
+        (*_options(job, tier_options, backend), *tier_options.options),
+        tuple(_rendezvous(job, tier_options.signals) if job.distributed else _standalone(job)),
+        tuple(
+            _program(job, backend, weight, stores=bool(tier_options.store or job.checkpoint.url))
+        ),
     )
 
 
@@ -96,7 +100,7 @@ def ports(first: int) -> str:
     return f"{first}-{min(first + 999, 65535)}"
 
 
-def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
+def _rendezvous(job: JobSpec, signals: str) -> Iterator[Word]:
     """Yield the launcher's words on a host that meets other hosts at one address."""
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
@@ -108,13 +112,13 @@ def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
         restarts = 0  # with fixed ranks, torchrun's agents hardly ever find each other again
     else:
         yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
-        waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
+        waiting = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
         if job.resizes:
-            waits += f",last_call_timeout={_LAST_CALL_S}"
+            waiting += f",last_call_timeout={_LAST_CALL_S}"
         # Without is_host, torchrun guesses from the hostname whether this host runs the rendezvous' store. With a
         # second network card or a VPN, no host would run it.
-        yield f"--rdzv-conf=is_host={{is_head}},{waits}"
-        restarts = _NO_END if job.resizes else job.restarts
+        yield f"--rdzv-conf=is_host={{is_head}},{waiting}"
+        restarts = _ELASTIC_RESTARTS if job.resizes else job.restarts
     # The others reach this host by its address: its hostname may not resolve for them, or resolve to 127.0.1.1.
     yield "--local-addr={address}"
     yield from _processes(job, restarts)
@@ -129,49 +133,51 @@ def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
     yield "--monitor-interval=0.1"
 
 
-def _options(job: JobSpec, own: Own, backend: str) -> Iterator[Word]:
+def _options(job: JobSpec, tier_options: TierOptions, backend: str) -> Iterator[Word]:
     """Yield the supervisor's options that every tier has."""
     yield f"--job={job.name}"
-    yield f"--checkpoint-dir={own.directory or _beside(job.checkpoint_path)}"
-    kept = sorted(name for name in PINNED if name in job.env or name in own.unpinned)
-    waits = job.rendezvous.timeout if job.meets else Rendezvous.timeout
-    yield from unusual(
-        ("procs", 1 if own.procs_known else job.procs_per_node, 1),
+    yield f"--checkpoint-dir={tier_options.directory or _from_bundle(job.checkpoint_path)}"
+    kept_variables = sorted(
+        name for name in PINNED if name in job.env or name in tier_options.unpinned
+    )
+    timeout = job.rendezvous.timeout if job.distributed else Rendezvous.timeout
+    yield from non_default(
+        ("procs", 1 if tier_options.procs_known else job.procs_per_node, 1),
         ("gpus", job.gpus_per_node or 0, 0),
         ("backend", backend, "gloo"),
         ("nic", job.nic or "", ""),
         ("threads", job.train.threads, 1),
-        ("timeout", seconds(waits), seconds(Rendezvous.timeout)),
-        ("keep", ",".join(kept), ""),
-        ("store", own.store or job.checkpoint.url or "", ""),
+        ("timeout", seconds(timeout), seconds(Rendezvous.timeout)),
+        ("keep", ",".join(kept_variables), ""),
+        ("store", tier_options.store or job.checkpoint.url or "", ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
         ("lock", LOCK if job.locked else "", ""),
     )
     if not job.preflight.enabled:
         yield "--no-preflight"
-    if job.train.runs != "workload" or job.train.reduction != "tree":
+    if job.train.program_field != "workload" or job.train.reduction != "tree":
         yield "--bits-may-differ"
 
 
-def unusual_times(*options: tuple[str, Any, str]) -> Iterator[str]:
+def non_default_times(*options: tuple[str, Any, str]) -> Iterator[str]:
     """Yield the same for times. Each option is (name, section of the spec, field of the section)."""
     for name, section, field in options:
         value, default = getattr(section, field), getattr(type(section), field)
-        yield from unusual((name, seconds(value), seconds(default)))
+        yield from non_default((name, seconds(value), seconds(default)))
 
 
-def unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
+def non_default(*options: tuple[str, Any, Any]) -> Iterator[str]:
     """Yield those options whose value is not the runtime's default. Each is (name, value, default)."""
     return (f"--{name}={value}" for name, value, default in options if value != default)
 
 
-def _beside(path: str) -> str:
+def _from_bundle(path: str) -> str:
     """Return `path` for a process in the bundle: a relative path starts in the directory that holds the bundle."""
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
 def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -> Iterator[Word]:
-    if job.train.runs != "workload":
+    if job.train.program_field != "workload":
         yield from _script(job)
         return
     yield "run"
@@ -180,15 +186,15 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -
     every = str(job.checkpoint.every)
     if job.preempted_after is not None:
         every = f"auto:{seconds(job.preempted_after)}"
-    yield from unusual(
-        ("world-size", "{world_size}" if job.meets and not job.resizes else "", ""),
+    yield from non_default(
+        ("world-size", "{world_size}" if job.distributed and not job.resizes else "", ""),
         ("weight", weight, 1),
     )
-    yield from unusual_times(
+    yield from non_default_times(
         ("rendezvous-timeout", job.rendezvous, "timeout"),
         ("collective-timeout", job.rendezvous, "collective_timeout"),
     )
-    yield from unusual(
+    yield from non_default(
         ("checkpoint-store", "{store}" if stores else "", ""),
         ("checkpoint-every", every, str(Checkpoint.every)),
         ("checkpoint-keep", job.checkpoint.keep, Checkpoint.keep),
@@ -209,18 +215,18 @@ def _training(train: Train) -> Iterator[Word]:
     yield f"--global-batch-size={train.global_batch_size}"
     yield f"--micro-batch-size={train.micro_batch_size}"
     flags = _FLAGS.split()
-    yield from unusual(
+    yield from non_default(
         *((flag.replace("_", "-"), getattr(train, flag), getattr(Train, flag)) for flag in flags)
     )
     if train.best:
         yield f"--best-metric={train.best.metric}"
-        yield from unusual(("best-mode", train.best.mode or "min", "min"))
+        yield from non_default(("best-mode", train.best.mode or "min", "min"))
     yield from (f"--tracker={name}" for name in train.trackers)
     if train.profile:
         yield f"--profile={train.profile.steps}"
     if train.early_stop:
         yield f"--patience={train.early_stop.patience}"
-        yield from unusual(("min-delta", train.early_stop.min_delta, 0.0))
+        yield from non_default(("min-delta", train.early_stop.min_delta, 0.0))
     if train.find_unused_parameters:
         yield "--find-unused-parameters"
 
@@ -229,30 +235,30 @@ def _script(job: JobSpec) -> Iterator[Word]:
     train = job.train
     yield "script"
     if train.workdir:
-        yield f"--workdir={_beside(train.workdir)}"
+        yield f"--workdir={_from_bundle(train.workdir)}"
     if train.resume.begin == "scratch":
         yield "--from-scratch"
     yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
     yield from (f"--resume-arg={word}" for word in train.resume.args)
     yield from (f"--guard={pattern}" for pattern in train.guard)
-    yield from unusual(("stop-signal", train.stop.signal, Stop.signal))
-    yield from unusual_times(("stop-grace", train.stop, "grace"))
+    yield from non_default(("stop-signal", train.stop.signal, Stop.signal))
+    yield from non_default_times(("stop-grace", train.stop, "grace"))
     if train.command:
         yield "--no-python"
         yield from _words(train.command)
         return
-    yield f"code/{train.own_file}" if train.own_file else str(train.script)
+    yield f"code/{train.user_file}" if train.user_file else str(train.script)
     if not isinstance(train.args, Mapping):
         yield from _words(train.args)
         return
     for name, value in train.args.items():
-        for each in value if isinstance(value, list) else (value,):
-            yield from _script_argument(f"--{name}", each, train.args_style)
+        for item in value if isinstance(value, list) else (value,):
+            yield from _script_argument(f"--{name}", item, train.args_style)
 
 
-def _words(given: Iterable[str]) -> Iterator[str]:
+def _words(words: Iterable[str]) -> Iterator[str]:
     """Yield the words as they are, but -- as {--}: a bare -- would begin the section of the user's arguments."""
-    return ("{--}" if word == "--" else word for word in given)
+    return ("{--}" if word == "--" else word for word in words)
 
 
 def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.local import follow as local
-from ddpgen.tiers.registry import FIRST, TIERS
+from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
 _log = logging.getLogger(__name__)
 
@@ -26,26 +26,30 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 
     That is `target`, else the tier where the job runs, else the tier of the newest run, else the only tier.
     """
-    launched = record.recall(bundle)
-    every = {tier: Following(jobs[tier], tier, bundle, launched.get(tier)) for tier in jobs}
+    launched = record.read_launches(bundle)
+    candidates = {tier: Following(jobs[tier], tier, bundle, launched.get(tier)) for tier in jobs}
     if target is not None:
-        return every[target]
-    runs = {tier: run for tier, each in every.items() if (run := _newest_run(each)) is not None}
+        return candidates[target]
+    runs = {
+        tier: run
+        for tier, candidate in candidates.items()
+        if (run := _newest_run(candidate)) is not None
+    }
     _log.debug(f"tiers with a run: {', '.join(runs) or 'none'}")
     if len(runs) > 1:
-        live = [tier for tier in runs if _lives(every[tier])]
+        live = [tier for tier in runs if _is_live(candidates[tier])]
         if len(live) > 1:
-            name = every[live[0]].job.name
+            name = candidates[live[0]].job.name
             options = " or ".join(f"--target {tier}" for tier in live)
             raise OptionRefusedError(
                 f"{name} runs on {' and on '.join(live)}; name one with {options}"
             )
-        return every[live[0] if live else max(runs, key=lambda tier: runs[tier])]
+        return candidates[live[0] if live else max(runs, key=lambda tier: runs[tier])]
     rendered = write.listing(bundle).get("targets") or jobs
     tiers = [*runs] or [tier for tier in rendered if tier in jobs]
     if len(tiers) == 1:
-        return every[tiers[0]]
-    name = every[tiers[0]].job.name
+        return candidates[tiers[0]]
+    name = candidates[tiers[0]].job.name
     raise OptionRefusedError(
         f"{name} was not launched from here, and has the tiers {', '.join(tiers)}; name one with --target"
     )
@@ -56,33 +60,33 @@ def _newest_run(following: Following) -> float | None:
     tier = TIERS[following.tier].follow
     launched = following.launched.time if following.launched else None
     times = [time for time in (launched, tier.launched_at(following)) if time is not None]
-    if _found_here(following) is not None:
+    if _local_state(following) is not None:
         with contextlib.suppress(OSError):
             times.append((following.checkpoints / "status").stat().st_mtime)
     return max(times, default=None)
 
 
-def _lives(following: Following) -> bool:
+def _is_live(following: Following) -> bool:
     """Return True if the tier's newest run lives; False if it has ended, or if nothing answers."""
-    found = _found_here(following)
-    here = local.lock_lives(found.lock) if found is not None else None
-    if found is not None and here is not None:
-        return found.word == "running" and here
+    state = _local_state(following)
+    lock_is_live = local.lock_is_live(state.lock) if state is not None else None
+    if state is not None and lock_is_live is not None:
+        return state.status == "running" and lock_is_live
     try:
-        return TIERS[following.tier].follow.lives(following)
+        return TIERS[following.tier].follow.is_live(following)
     except TargetUnavailableError:
         return False
 
 
-def _found_here(following: Following) -> JobState | None:
+def _local_state(following: Following) -> JobState | None:
     """Return the state in the checkpoint directory on this machine; None if no run of this tier wrote it."""
-    where = following.checkpoints
-    if not TIERS[following.tier].follow.keeps_here(following) or not os.path.exists(
-        where / "status"
+    directory = following.checkpoints
+    if not TIERS[following.tier].follow.has_local_checkpoints(following) or not os.path.exists(
+        directory / "status"
     ):
         return None
-    found = local.look(where)
-    return found if found.started_by == following.tier else None
+    state = local.read_state(directory)
+    return state if state.started_by == following.tier else None
 
 
 def visible(following: Following) -> Path:
@@ -90,7 +94,7 @@ def visible(following: Following) -> Path:
 
     Raises TargetUnavailableError if it is not on this machine; SpecUnreadableError if no job has made it yet.
     """
-    if not TIERS[following.tier].follow.keeps_here(following):
+    if not TIERS[following.tier].follow.has_local_checkpoints(following):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; give it "
             "to the same command where the job runs"
@@ -105,10 +109,14 @@ def visible(following: Following) -> Path:
 
 def checkpoint_directory(path: Path) -> Path:
     """Return `path`, absolute. Raise SpecUnreadableError if no job has left a file in it."""
-    found = local.look(path.absolute())
+    state = local.read_state(path.absolute())
     # False if we may not read the directory. A job that the preflight has ended leaves only the latter two.
-    kept = any(os.path.exists(path / name) for name in ("metrics.jsonl", "preflight.json", "nodes"))
-    if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
+    has_files = any(
+        os.path.exists(path / name) for name in ("metrics.jsonl", "preflight.json", "nodes")
+    )
+    if state.directory_state == "yes" and not (
+        state.status or state.lock or state.newest_checkpoint is not None or has_files
+    ):
         raise SpecUnreadableError(
             f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
             "the launch script names at its end"
@@ -141,7 +149,7 @@ def asking(
 
 def interval_s(following: Following | Path) -> int:
     """Return the seconds between two questions for the status of a job."""
-    return TIERS[FIRST if isinstance(following, Path) else following.tier].follow.INTERVAL_S
+    return TIERS[DEFAULT_TIER if isinstance(following, Path) else following.tier].follow.INTERVAL_S
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
@@ -149,8 +157,8 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 
     Raises TargetUnavailableError; OptionRefusedError if `now` is given on a tier that cannot do it.
     """
-    name = FIRST if isinstance(following, Path) else following.tier
-    if now and (at_once := TIERS[name].follow.AT_ONCE):
+    name = DEFAULT_TIER if isinstance(following, Path) else following.tier
+    if now and (at_once := TIERS[name].follow.KILL_ADVICE):
         raise OptionRefusedError(f"--now is for sky; on {name}: {at_once}")
     if isinstance(following, Path):
         return local.stop(following, now)

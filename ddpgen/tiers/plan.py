@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.shell import JoinedWord, Var, Word, expand_home
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import command, ranks
-from ddpgen.tiers.command import Own, Supervise
+from ddpgen.tiers.command import SupervisorCommand, TierOptions
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-_NOTHING = Own()
+_NO_OPTIONS = TierOptions()
 _LAUNCHERS = {"env": "env, without torchrun", "torchrun-static": "torchrun, static"}
 
 
 class Plan(NamedTuple):
     """The values that a tier derives from a job."""
 
-    command: Supervise
+    command: SupervisorCommand
     """The command of a node's supervisor; on `hosts`, of the head's supervisor."""
 
     interpreter: Word
@@ -37,25 +37,30 @@ class Plan(NamedTuple):
     checkpoint_dir: Word
     """The directory of a task's checkpoints, as a word of the launch script."""
 
-    store: str | Joined
+    store: str | JoinedWord
     """The store for a task's checkpoints that must outlive the machine; "" if the disk is enough."""
 
     facts: tuple[str, ...] = ()
     """More lines for `ddpgen plan`."""
 
 
-def of(job: JobSpec, own: Own = _NOTHING, weight: int | Fraction = 1, backend: str = "") -> Plan:
+def build_plan(
+    job: JobSpec,
+    tier_options: TierOptions = _NO_OPTIONS,
+    weight: int | Fraction = 1,
+    backend: str = "",
+) -> Plan:
     """Return the plan of a job on one machine.
 
-    `own`, `weight` and `backend` go into the command; if `backend` is "", the job's own.
+    `tier_options`, `weight` and `backend` go into the command; if `backend` is "", the job's own.
     """
     return Plan(
-        command.command(job, own, backend or ranks.backend(job), weight),
-        at_home(job.python.interpreter),
+        command.command(job, tier_options, backend or ranks.backend(job), weight),
+        expand_home(job.python.interpreter),
         job.python.activate,
         "standalone: torchrun picks a free port on 127.0.0.1",
         _directory(job),
-        own.store or job.checkpoint.url or "",
+        tier_options.store or job.checkpoint.url or "",
     )
 
 
@@ -67,8 +72,8 @@ def launcher(job: JobSpec) -> str:
 def _directory(job: JobSpec) -> Word:
     path = job.checkpoint_path
     if path.startswith(("/", "~/")) or path == "~":
-        return at_home(path)
-    return Joined((Var("beside"), "/" + path))
+        return expand_home(path)
+    return JoinedWord((Var("beside"), "/" + path))
 
 
 def example(job: JobSpec) -> str:
@@ -76,12 +81,12 @@ def example(job: JobSpec) -> str:
 
     Both texts have the same length, because a column follows them there.
     """
-    return "--steps=50" if job.train.runs == "workload" else "ARG ARG..."
+    return "--steps=50" if job.train.program_field == "workload" else "ARG ARG..."
 
 
-def again(job: JobSpec) -> str:
+def restart_advice(job: JobSpec) -> str:
     """Return the advice after a stop. It is weaker for a script: one that saves nothing starts from the beginning."""
-    return "the same command resumes" if job.train.runs == "workload" else "start it again"
+    return "the same command resumes" if job.train.program_field == "workload" else "start it again"
 
 
 def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:
@@ -96,5 +101,5 @@ def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:
         "interpreter": plan.interpreter,
         "supervise": plan.command,
         "example": example(job),
-        "again": again(job),
+        "again": restart_advice(job),
     }

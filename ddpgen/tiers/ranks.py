@@ -50,11 +50,13 @@ def ranks(job: JobSpec) -> list[Rank]:
     machines = job.machines
     weights = [machine.weight for machine in machines for _ in range(machine.procs)]
     parts = shares(job.micro_batches, weights)
-    found: list[Rank] = []
+    processes: list[Rank] = []
     for node_rank, machine in enumerate(machines):
         for local_rank in range(machine.procs):
-            found.append(Rank(machine.name, node_rank, len(found), local_rank, *next(parts)))
-    return found
+            processes.append(
+                Rank(machine.name, node_rank, len(processes), local_rank, *next(parts))
+            )
+    return processes
 
 
 def backend(job: JobSpec) -> str:

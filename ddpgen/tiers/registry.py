@@ -20,7 +20,7 @@ TIERS: Mapping[str, Tier[Any]] = {
     "slurm": Slurm(),
     "sky": Sky(),
 }
-FIRST = next(iter(TIERS))
+DEFAULT_TIER = next(iter(TIERS))
 MODELS: Models = {name: tier.model for name, tier in TIERS.items()}
 
 

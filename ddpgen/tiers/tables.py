@@ -10,11 +10,11 @@ from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.ranks import Rank
 from ddpgen.tiers.registry import TIERS
 
-MOST_RANKS = 64  # a longer table takes more than a few screens, and nobody reads it
+MAX_RANKS = 64  # a longer table takes more than a few screens, and nobody reads it
 
 
 def as_text(job: JobSpec, tier: str) -> str:
-    """Return the plan as text, with a line for each rank up to MOST_RANKS."""
+    """Return the plan as text, with a line for each rank up to MAX_RANKS."""
     ranks, plan = launch.ranks(job), TIERS[tier].plan(job)
     count = ranks[-1].node_rank + 1
     work = (
@@ -27,8 +27,8 @@ def as_text(job: JobSpec, tier: str) -> str:
         f"{job.name} on {tier}: {nodes}, {job.world_size} ranks, {work}",
         f"backend      {launch.backend(job)}",
         f"rendezvous   {plan.rendezvous}",
-        f"checkpoints  {_spoken(plan.checkpoint_dir)}",
-        *([f"kept in      {_spoken(plan.store)}"] if plan.store else []),
+        f"checkpoints  {_path_text(plan.checkpoint_dir)}",
+        *([f"kept in      {_path_text(plan.store)}"] if plan.store else []),
         *plan.facts,
         "",
     ]
@@ -37,10 +37,10 @@ def as_text(job: JobSpec, tier: str) -> str:
     lines.append(f"{'host' if width else '':{width}}node  rank  local rank  micro-batches")
     lines += [
         f"{rank.host:{width}}{rank.node_rank:4}  {rank.rank:4}  {rank.local_rank:10}  {_range(rank)}"
-        for rank in ranks[:MOST_RANKS]
+        for rank in ranks[:MAX_RANKS]
     ]
-    if len(ranks) > MOST_RANKS:
-        lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
+    if len(ranks) > MAX_RANKS:
+        lines.append(f"… and {len(ranks) - MAX_RANKS} more ranks")
     host = f" on {ranks[0].host} (the others' differ where the hosts do)" if width else ""
     lines += [
         "",
@@ -68,9 +68,9 @@ def facts(job: JobSpec, tier: str) -> dict[str, Any]:
         "backend": launch.backend(job),
         "rendezvous": plan.rendezvous,
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
-        **({"store": _spoken(plan.store)} if plan.store else {}),
+        **({"store": _path_text(plan.store)} if plan.store else {}),
         "nodes": nodes,
-        "command": [shell.quote(word) for word in plan.command.shown],
+        "command": [shell.quote(word) for word in plan.command.host_command],
     }
 
 
@@ -82,11 +82,13 @@ def _range(rank: Rank) -> str:
     return f"{rank.first}" if count == 1 else f"{rank.first}–{last}  ({count})"
 
 
-def _spoken(word: shell.Word) -> str:
+def _path_text(word: shell.Word) -> str:
     """Return a path for people: the parts known only at run time become words such as <task>."""
-    if isinstance(word, shell.Joined):
+    if isinstance(word, shell.JoinedWord):
         task = dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SKYPILOT_TASK_ID"), "<task>")
-        late = {"beside": "<beside the bundle>", "HOME": "~", **task}
-        parts = (late.get(p.name, p.name) if isinstance(p, shell.Var) else p for p in word.parts)
+        variables = {"beside": "<beside the bundle>", "HOME": "~", **task}
+        parts = (
+            variables.get(p.name, p.name) if isinstance(p, shell.Var) else p for p in word.parts
+        )
         return "".join(parts)
     return word if isinstance(word, str) else shell.quote(word)

@@ -16,8 +16,8 @@ from ddpgen.tiers import plan
 from ddpgen.tiers.plan import Plan
 
 if TYPE_CHECKING:
-    from ddpgen.monitor.places import Place
-    from ddpgen.monitor.record import Following, Launched
+    from ddpgen.monitor.places import Machine
+    from ddpgen.monitor.record import Following, Launch
     from ddpgen.monitor.report import JobStatus
 
 Job = TypeVar("Job", bound=JobSpec)
@@ -26,24 +26,24 @@ Job = TypeVar("Job", bound=JobSpec)
 class Follow(Protocol):
     """The module `follow` in a tier's folder. Its functions raise TargetUnavailableError."""
 
-    AT_ONCE: str
+    KILL_ADVICE: str
     """The user's own way to end a job at once, on a tier without `stop --now`; else ""."""
 
     INTERVAL_S: int
     """Seconds between two questions of `status --watch`: a question may load a shared server."""
 
-    def keeps_here(self, following: Following) -> bool:
+    def has_local_checkpoints(self, following: Following) -> bool:
         """True if the checkpoint directory is on this machine."""
 
-    def checkpoint_places(
+    def checkpoint_locations(
         self, following: Following
-    ) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+    ) -> contextlib.AbstractContextManager[Sequence[tuple[Machine, str]]]:
         """Return every place that may hold the checkpoint directory of a run, with the directory there."""
 
     def launched_at(self, following: Following) -> float | None:
         """Return when the newest launch began, if the tier has a source other than the record of launches."""
 
-    def lives(self, following: Following) -> bool:
+    def is_live(self, following: Following) -> bool:
         """True if a run lives. Called only if the checkpoint directory on this machine does not tell."""
 
     def status(self, following: Following) -> JobStatus:
@@ -70,7 +70,7 @@ class Tier(ABC, Generic[Job]):
     start = ""
     """The script in the bundle that runs the job in the foreground; "" if submit() hands the job to a scheduler."""
 
-    brings = ""
+    fetch_option = ""
     """The option of `start` that copies the results of a run to this machine; "" if they are here already."""
 
     can_bench = True
@@ -82,7 +82,7 @@ class Tier(ABC, Generic[Job]):
 
     def plan(self, job: Job) -> Plan:
         """Return the values of the job's launch script, its supervisor's command among them."""
-        return plan.of(job)
+        return plan.build_plan(job)
 
     @abstractmethod
     def render(self, job: Job, renderer: Renderer) -> list[Artefact]:
@@ -92,7 +92,7 @@ class Tier(ABC, Generic[Job]):
         """Return the job in the container `image` that its lock names; unchanged if the tier starts no containers."""
         return job
 
-    def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launched:
+    def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launch:
         """Submit a bundle to the scheduler. Raise TargetUnavailableError, FileTroubleError."""
         raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
 

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 
-def record(number: str, job_state: str, why: str = "None", code: str = "0:0", **more: str) -> str:
+def record(
+    number: str, job_state: str, reason: str = "None", code: str = "0:0", **more: str
+) -> str:
     """A job in an answer of `scontrol show job`."""
     array = "".join(f"{name}={value} " for name, value in more.items())
     nodes = "(null)" if job_state == "PENDING" else "node[1-2]"
     return (
-        f"JobId={number} {array}JobName=gpt JobState=X\n   JobState={job_state} Reason={why}\n   ExitCode={code} "
+        f"JobId={number} {array}JobName=gpt JobState=X\n   JobState={job_state} Reason={reason}\n   ExitCode={code} "
         f"RunTime=00:01:23 TimeLimit=02:00:00 StartTime=2026-01-01T10:00:00 NodeList={nodes}\n"
     )
 

@@ -139,8 +139,10 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, finding: Finding) -> Fault:
-        line, column = finding.place
-        return cls(f"{line}:{column} {finding.path}".rstrip(), f"{finding.what}; {finding.remedy}")
+        line, column = finding.position
+        return cls(
+            f"{line}:{column} {finding.path}".rstrip(), f"{finding.problem}; {finding.remedy}"
+        )
 
 
 def findings(text: str | bytes) -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpgen.spec.fields import REQUIRED, Choice, Flag, Kind, Number, Text, Whole
+from ddpgen.spec.fields import REQUIRED, Choice, Flag, Kind, Number, Text, WholeNumber
 from ddpgen.spec.groups import Arguments, Group, Groups, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.registry import MODELS
@@ -63,7 +63,7 @@ def _fitting(kind: Kind) -> Drawn:
         whole = st.deferred(lambda: group(kind.model))
         if not kind.shorthand:
             return whole
-        return whole | _fitting(kind.inner[kind.shorthand])
+        return whole | _fitting(kind.field_kinds[kind.shorthand])
     if isinstance(kind, Groups):
         return st.lists(_fitting(kind.group), max_size=2)
     if isinstance(kind, Texts):
@@ -78,7 +78,7 @@ def _fitting(kind: Kind) -> Drawn:
 def _scalar(kind: Kind) -> Drawn:
     if isinstance(kind, Text):
         return _matching(kind.pattern) | st.integers(0, 5000) | st.floats(0, 9, width=16)
-    if isinstance(kind, Whole):
+    if isinstance(kind, WholeNumber):
         whole_number = st.integers(kind.low, min(kind.high, 50))
         return whole_number | st.sampled_from(_WITH_UNITS)
     if isinstance(kind, Number):

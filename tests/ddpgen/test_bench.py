@@ -11,7 +11,7 @@ import pytest
 
 from ddpgen import job
 from ddpgen.measure import bench, bench_table, plot
-from ddpgen.measure.bench_table import Ran, Table
+from ddpgen.measure.bench_table import BenchRun, Table
 from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused
 from ddpgen.tiers.slurm.fields import SlurmJob
@@ -26,7 +26,7 @@ MANIFEST = {"unit": "tokens", "units_per_step": 1000, "gradient_bytes": 1e6, "fa
 def left(
     step_s: float = 0.1, processes: int = 1, *, waiting: float | None = 0.02, steps: int = 20,
     ends: str = "done", losses: dict[int, Any] | None = None, **about: Any,
-) -> Ran:  # fmt: skip
+) -> BenchRun:  # fmt: skip
     """What is read of a run whose steps took so long, but for slow first ones."""
     rows: list[dict[str, Any]] = [{"kind": "start", "step": 0, "time": 0, "world_size": processes}]
     now = 0.0
@@ -47,7 +47,7 @@ def left(
     return bench_table.read(metrics, json.dumps({**MANIFEST, "world_size": processes, **about}))
 
 
-def made(spec: Path, runs: dict[str, list[Ran]], link: Link | None = None) -> Table:
+def made(spec: Path, runs: dict[str, list[BenchRun]], link: Link | None = None) -> Table:
     readings = job.load(str(spec))
     jobs = {}
     for shape in runs:
@@ -122,7 +122,7 @@ def test_where_ranks_are_not_timed_steps_are(spec: Spec) -> None:
     ],
     ids=["same", "last bit", "one fewer", "another device", "allreduce"],
 )
-def test_losses_are_compared_bit_for_bit(other: Ran, line: str, agree: bool) -> None:
+def test_losses_are_compared_bit_for_bit(other: BenchRun, line: str, agree: bool) -> None:
     exact = "exact_on_any_world_size" not in other.manifest
     first = left(losses={7: 0.3}, **({} if exact else {"exact_on_any_world_size": False}))
     if line.startswith("all"):

@@ -121,7 +121,7 @@ def test_the_help_lists_each_command_once_in_a_group_and_cuts_no_line(
     assert max(map(len, lines)) <= 80
     shown = [" ".join(line.split()) for line in lines]
     assert all(
-        f"{name} {does}" in shown for group in GROUPS.values() for name, does in group.items()
+        f"{name} {summary}" in shown for group in GROUPS.values() for name, summary in group.items()
     )
 
 

@@ -200,7 +200,7 @@ def test_the_defaults_are_the_workloads() -> None:
 
     for name, build in {"gpt": gpt.build, "mnist": mnist.build, "toy": toy.build}.items():
         declared = inspect.signature(build).parameters
-        _, defaults = parameters._COUNTS[name]
+        _, defaults = parameters._WORKLOADS[name]
         assert defaults == {each: declared[each].default for each in defaults}
 
 

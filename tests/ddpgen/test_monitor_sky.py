@@ -244,10 +244,10 @@ def test_a_skypilot_that_was_never_tried_is_refused_before_anything_is_paid_for(
     assert outcome.code == 69
     assert "'skypilot, version 0.13.2', and ddpgen is for SkyPilot 0.14; " in outcome.err
     assert sky.calls("sky") == [["--version"]]
-    assert jobs.fits("skypilot, version 0.14.3\n")
+    assert jobs.is_supported("skypilot, version 0.14.3\n")
     others = ("1.0.0.dev20261101", "0.140.1")
     strange = [f"skypilot, version {other}" for other in others] + ["sky, version 0.14.1", ""]
-    assert not any(map(jobs.fits, strange))
+    assert not any(map(jobs.is_supported, strange))
     broken = "Traceback (most …):\nModuleNotFoundError: no\n"
     assert jobs.complaint(broken) == "ModuleNotFoundError: no"
 
@@ -379,7 +379,7 @@ def test_a_bucket_that_says_no_is_told_from_one_that_cannot_be_reached(
     at = bucket.Address("s3://ours/gpt")
     assert store.refusal(at) == (said if refused else "")
     with pytest.raises(store.UnreachableError, match=f"^{re.escape(said)}$"):
-        store.look(at)
+        store.read_facts(at)
 
 
 def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(

@@ -347,7 +347,7 @@ def test_a_controller_that_is_down_or_hangs_is_told_and_nothing_is_guessed(
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     cluster.answers("scontrol", f"1\n{said}\n")
     assert run("status", "job.yaml") == (69, "", f"{said}\n")
-    monkeypatch.setattr("ddpgen.monitor.places.Place.run.__defaults__", (".", 0.5))
+    monkeypatch.setattr("ddpgen.monitor.places.Machine.run.__defaults__", (".", 0.5))
     (cluster.state / "scontrol.then").write_text("exec tail -f /dev/null\n")
     outcome = run("status", "job.yaml")
     assert outcome.code == 69
@@ -500,17 +500,17 @@ def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
     (waiting,) = slurm_jobs.from_scontrol(
         "JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobName=gpt\n   JobState=PENDING\n"
     )
-    assert (waiting.id, waiting.task, waiting.waits) == ("8_1-3%2", "", True)
+    assert (waiting.id, waiting.task, waiting.waiting) == ("8_1-3%2", "", True)
 
 
 def test_every_state_is_known_once_and_the_runtime_agrees() -> None:
-    groups = (slurm_jobs.WAITING, slurm_jobs.RUNNING, slurm_jobs.OVER)
+    groups = (slurm_jobs.WAITING, slurm_jobs.RUNNING, slurm_jobs.ENDED)
     assert sum(map(len, groups)) == len(frozenset().union(*groups)) == 29
-    assert slurm_jobs.OVER == job.OVER
+    assert slurm_jobs.ENDED == job.OVER
 
 
 def test_a_job_in_an_unknown_state_is_neither_over_nor_waited_for() -> None:
     job = slurm_jobs.QueuedJob("7", "NEWSTATE")
-    assert (job.known, job.over, job.live) == (False, False, False)
+    assert (job.has_known_state, job.ended, job.live) == (False, False, False)
     lives = [slurm_jobs.QueuedJob("7", s).live for s in ("PENDING", "RUNNING", "LAUNCH_FAILED")]
     assert lives == [True, True, False]

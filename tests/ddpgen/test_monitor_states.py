@@ -13,7 +13,7 @@ import pytest
 
 from ddpgen.driver import state
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor.places import Ran
+from ddpgen.monitor.places import ProgramResult
 from ddpgen.monitor.report import JobStatus, Report, as_text
 from ddpgen.tiers.local import follow as local
 from ddpgen.tiers.sky import follow as sky
@@ -93,9 +93,9 @@ LOCAL = [
 
 
 def on_local(given: tuple[Mapping[str, str], bool | None]) -> tuple[JobStatus, bool | None, str]:
-    found, lives = state.read(given[0]), given[1]
-    nothing = local.nothing_to_stop("d", found, lives)
-    return local.status_of("d", found, lives), None if nothing else True, nothing
+    job_state, is_live = state.read(given[0]), given[1]
+    refusal = local.nothing_to_stop("d", job_state, is_live)
+    return local.status_of("d", job_state, is_live), None if refusal else True, refusal
 
 
 # --- slurm: the answers of scontrol or sacct, and the facts of each directory ---------------------
@@ -138,11 +138,15 @@ SLURM = [
 
 
 def on_slurm(given: tuple[str, Mapping[str, str]]) -> tuple[JobStatus, bool | None, str]:
-    said, *directories = given
-    seen = slurm_jobs.from_scontrol(said) or slurm_jobs.from_sacct(said)
-    names = [f"d-{index}" for index in sorted(slurm.tasks(seen))] or ["d"]
+    output, *directories = given
+    queued = slurm_jobs.from_scontrol(output) or slurm_jobs.from_sacct(output)
+    names = [f"d-{index}" for index in sorted(slurm.tasks(queued))] or ["d"]
     states = dict(zip(names, map(state.read, directories), strict=True))
-    return slurm.status_of(seen, states, "Slurm does not know job 4711 any more", "d.log"), None, ""
+    return (
+        slurm.status_of(queued, states, "Slurm does not know job 4711 any more", "d.log"),
+        None,
+        "",
+    )
 
 
 # --- sky: the answer of `sky jobs queue`, and the facts of the bucket ------------------------------
@@ -154,12 +158,12 @@ DOWN = "1\nsky.exceptions.ApiServerConnectionError: Could not connect to SkyPilo
 NO_CONTROLLER = "1\nsky.exceptions.ClusterNotUpError: No in-progress managed jobs."
 STARTS = "\x1b[2mStarting a local server.\x1b[0m\n\x1b[32m✓ started\x1b[0m\n[WARN] a line with a bracket\n"
 CLOSED = "s3://ours/gpt: not looked at: that takes pip install s3fs"
-NO_BUCKET = sky.There()
+NO_BUCKET = sky.BucketState()
 
 
-def bucket(status: str, age_s: float | None = 20, **more: str) -> sky.There:
+def bucket(status: str, age_s: float | None = 20, **more: str) -> sky.BucketState:
     """The bucket; rank 0 has renewed its time stamp so long ago."""
-    return sky.There("s3://ours/gpt", state.read(facts(status, **more)), age_s)
+    return sky.BucketState("s3://ours/gpt", state.read(facts(status, **more)), age_s)
 
 
 def one(title: str, status: str, **more: Any) -> Case:
@@ -185,8 +189,8 @@ SKY = [
     one("failed before it began", "FAILED_NO_RESOURCE"),
     one("a state that is new", "SOME_NEW_STATE"),
     Case("SkyPilot says other things first", (answer(managed(7, "RUNNING"), before=STARTS), NO_BUCKET), False),
-    Case("the bucket is empty", (answer(managed(7, "RUNNING")), sky.There("s3://ours/gpt", state.read(GONE))), False),
-    Case("the bucket cannot be read", (answer(managed(7, "RUNNING")), sky.There("s3://ours/gpt", closed=CLOSED)), False),
+    Case("the bucket is empty", (answer(managed(7, "RUNNING")), sky.BucketState("s3://ours/gpt", state.read(GONE))), False),
+    Case("the bucket cannot be read", (answer(managed(7, "RUNNING")), sky.BucketState("s3://ours/gpt", error=CLOSED)), False),
     Case("the bucket says that it runs", (answer(managed(7, "RUNNING")), AT_120), False),
     Case("it was killed, and comes back", (answer(managed(7, "RECOVERING")), AT_120), False),
     Case("it was stopped",
@@ -201,35 +205,35 @@ SKY = [
     Case("unknown, and signalled", (EMPTY, bucket("stopped sky.a.1 9 signal: TERM", 600)), False, True),
     Case("unknown, and done", (EMPTY, bucket("done sky.a.1 300", 600)), True, False),
     Case("unknown, and stopped by the user", (EMPTY, bucket("stopped sky.a.1 130 user: x", 600)), True, False),
-    Case("unknown, and the bucket is empty", (EMPTY, sky.There("s3://ours/gpt", state.read(GONE))), False, False),
-    Case("unknown, and the bucket cannot be read", (EMPTY, sky.There("s3://ours/gpt", closed=CLOSED)), False),
+    Case("unknown, and the bucket is empty", (EMPTY, sky.BucketState("s3://ours/gpt", state.read(GONE))), False, False),
+    Case("unknown, and the bucket cannot be read", (EMPTY, sky.BucketState("s3://ours/gpt", error=CLOSED)), False),
     Case("the controller sleeps, and the bucket says that it runs", (NO_CONTROLLER, RUNS), False, True),
     Case("the controller sleeps, and the bucket cannot be read",
-         (NO_CONTROLLER, sky.There("s3://ours/gpt", closed=CLOSED)), False),
+         (NO_CONTROLLER, sky.BucketState("s3://ours/gpt", error=CLOSED)), False),
     Case("no answer, and the bucket says that it runs", (DOWN, RUNS), False, True),
     Case("no answer, and the bucket says that it is done", (DOWN, bucket("done sky.a.1 300", 600)), True),
-    Case("no answer, and the bucket cannot be read", (DOWN, sky.There("s3://ours/gpt", closed=CLOSED)), False),
+    Case("no answer, and the bucket cannot be read", (DOWN, sky.BucketState("s3://ours/gpt", error=CLOSED)), False),
     Case("no answer, and no bucket", (DOWN, NO_BUCKET), False),
 ]  # fmt: skip
 
 
-def on_sky(given: tuple[str, sky.There]) -> tuple[JobStatus, bool | None, str]:
-    code, _, said = given[0].partition("\n")
-    seen, there = sky.chosen(Ran(int(code), said), "gpt", "7"), given[1]
+def on_sky(given: tuple[str, sky.BucketState]) -> tuple[JobStatus, bool | None, str]:
+    code, _, output = given[0].partition("\n")
+    queue, bucket_state = sky.chosen(ProgramResult(int(code), output), "gpt", "7"), given[1]
     try:
-        status = sky.status_of(seen, there)
+        status = sky.status_of(queue, bucket_state)
     except TargetUnavailableError as error:
         status = JobStatus([f"error {error.exit_code}: {error}"], False)
-    if seen.live or not there.url:
+    if queue.live or not bucket_state.url:
         return status, None, ""
     try:
-        asked, told = sky.stop_in_bucket(seen, there, now=False)
+        asked, lines = sky.stop_in_bucket(queue, bucket_state, now=False)
     except TargetUnavailableError as error:
         return status, None, f"error {error.exit_code}: {error}"
     if asked:
         with pytest.raises(TargetUnavailableError, match="--now cannot cancel"):
-            sky.stop_in_bucket(seen, there, now=True)
-    return status, asked, "\n".join(told)
+            sky.stop_in_bucket(queue, bucket_state, now=True)
+    return status, asked, "\n".join(lines)
 
 
 # --- the table ---------------------------------------------------------------------------------------
@@ -251,7 +255,7 @@ def judged(tier: str, case: Case) -> tuple[JobStatus, bool | None, str]:
 )
 def test_a_job_is_over_and_is_asked_to_stop(tier: str, case: Case) -> None:
     status, asked, _ = judged(tier, case)
-    assert (status.over, asked) == (case.over, case.asked)
+    assert (status.ended, asked) == (case.over, case.asked)
 
 
 def test_the_texts_of_every_state(golden: Callable[[str, str], None]) -> None:
@@ -259,8 +263,8 @@ def test_the_texts_of_every_state(golden: Callable[[str, str], None]) -> None:
     for tier, (_, cases) in TIERS.items():
         for case in cases:
             status, _, stop = judged(tier, case)
-            lines = [f"--- {tier}: {case.title} ({'over' if status.over else 'not over'})"]
-            lines += as_text(status.said)
+            lines = [f"--- {tier}: {case.title} ({'over' if status.ended else 'not over'})"]
+            lines += as_text(status.parts)
             lines += [f"jobs: {status.jobs}"] if status.jobs else []
             lines += [f"stop: {line}" for line in stop.splitlines()]
             pages += [f"{line}\n" for line in "\n".join(lines).splitlines()]
@@ -271,7 +275,7 @@ def test_the_texts_of_every_state(golden: Callable[[str, str], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "facts",
     [
         {"newest": "x", "progress": "{", "lock": "[]", "saves": "{\t[]"},
         {"slurm-job": "4711; rm", "progress": '{"step": "9", "loss": true, "losses": 7, "waiting": {}}'},
@@ -279,14 +283,14 @@ def test_the_texts_of_every_state(golden: Callable[[str, str], None]) -> None:
         {"progress": '{"step": true, "last_step": false, "units_per_step": true}'},
     ],
 )  # fmt: skip
-def test_what_a_stranger_puts_into_the_directory_does_no_harm(found: dict[str, str]) -> None:
-    assert state.read({"there": "yes", **found}) == state.JobState("yes")
+def test_what_a_stranger_puts_into_the_directory_does_no_harm(facts: dict[str, str]) -> None:
+    assert state.read({"there": "yes", **facts}) == state.JobState("yes")
 
 
 def test_a_metric_of_any_name_moves_no_cursor() -> None:
     evaluation = {"kind": "eval", "step": "\x1b[2J", "acc\x1b]0;title\x07": 0.5}
-    found = state.read({"there": "yes", "progress": json.dumps({"evaluation": evaluation})})
-    assert found.evaluation == r"acc\x1b]0;title\x07 0.5000 at step \x1b[2J"
+    job_state = state.read({"there": "yes", "progress": json.dumps({"evaluation": evaluation})})
+    assert job_state.evaluation == r"acc\x1b]0;title\x07 0.5000 at step \x1b[2J"
 
 
 def test_how_often_a_job_of_slurm_has_come_back() -> None:
@@ -296,7 +300,7 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
     assert told in Report("d", state.read(known), True).words()
     for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
-        assert state.read({**known, "slurm-starts": json.dumps(spoilt)}).starts == ""
+        assert state.read({**known, "slurm-starts": json.dumps(spoilt)}).slurm_starts == ""
 
 
 @pytest.mark.parametrize(
@@ -312,12 +316,12 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
 def test_of_the_jobs_of_this_name_those_that_live_are_meant(
     rows: list[dict[str, Any]], ids: list[str]
 ) -> None:
-    said = json.dumps(rows)
-    assert [job.id for job in sky.chosen(Ran(0, said), "gpt", "7").jobs] == ids
+    answer = ProgramResult(0, json.dumps(rows))
+    assert [job.id for job in sky.chosen(answer, "gpt", "7").jobs] == ids
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "why"),
+    ("code", "output", "reason"),
     [
         (1, DOWN[2:], "ApiServerConnectionError"),
         (0, "Fetching managed job statuses...\nManaged jobs\n", "Managed jobs"),
@@ -329,17 +333,19 @@ def test_of_the_jobs_of_this_name_those_that_live_are_meant(
     ],
 )
 def test_an_answer_that_is_none_is_quoted_and_nothing_is_guessed(
-    code: int, said: str, why: str
+    code: int, output: str, reason: str
 ) -> None:
-    seen = sky.chosen(Ran(code, said), "gpt", "7")
-    assert (seen.jobs, seen.trouble) == ((), True)
-    assert seen.why.startswith("sky jobs queue --verbose --limit=300 --output=json: ")
-    assert f": {why}" in seen.why
+    queue = sky.chosen(ProgramResult(code, output), "gpt", "7")
+    assert (queue.jobs, queue.failed) == ((), True)
+    assert queue.reason.startswith("sky jobs queue --verbose --limit=300 --output=json: ")
+    assert f": {reason}" in queue.reason
 
 
 def test_a_row_with_anything_in_it_does_no_harm() -> None:
     strange = {"job_id": 1, "status": None, "job_duration": "long", "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e"}  # fmt: skip
-    said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert sky_jobs.from_queue(said) == [sky_jobs.Managed("1", "", "", why=r"ab\x1b]0;x\x07\u202e")]
+    output = json.dumps([strange, {"job_id": "2"}, {}])
+    assert sky_jobs.from_queue(output) == [
+        sky_jobs.Managed("1", "", "", details=r"ab\x1b]0;x\x07\u202e")
+    ]
     assert sky_jobs.from_queue("[" * 100_000) is None
     assert sky_jobs.from_queue("[]\nbye\n") == []

@@ -177,7 +177,7 @@ def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")  # the only one there
     launched = later("launch", "job.yaml", "--target", "local", "--", "--help")
     assert launched.returncode == 0, launched.stderr
-    assert list(record.recall(Path("build/gpt"))) == ["local"]
+    assert list(record.read_launches(Path("build/gpt"))) == ["local"]
     assert run("render", "job.yaml", "--target", "all").code == 0
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")
 
@@ -185,7 +185,7 @@ def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
 def test_a_spoilt_record_means_that_nothing_is_remembered(tmp_path: Path) -> None:
     for content in ("", "[]", "{", '{"tier": 1}', "[" * 100_000, '{"job": "1"}'):
         (tmp_path / "gpt.launched.json").write_text(content)
-        assert record.recall(tmp_path / "gpt") == {}
+        assert record.read_launches(tmp_path / "gpt") == {}
 
 
 @pytest.mark.parametrize("where", ["job.yaml", "build/gpt", "build/checkpoints/gpt"])
@@ -249,7 +249,7 @@ def test_two_tiers_that_run_are_named_with_the_flag(
     monkeypatch.setenv("DDPGEN_SSH", f"bash {ssh.absolute()}")
     answer = "while read -r _; do :; done\nif [[ $* == *desk* ]]; then echo ddpgen-fact runs {}; else exit 255; fi\n"
     ssh.write_text(answer.format("yes"))
-    record.remember(Path("build/gpt"), record.Launched("hosts"))
+    record.write_launch(Path("build/gpt"), record.Launch("hosts"))
     both = run("status", "job.yaml")
     assert both.code == 2
     assert "--target local or --target hosts" in both.err

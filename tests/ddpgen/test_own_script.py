@@ -117,7 +117,7 @@ def test_a_command_is_run_word_for_word(run: Run) -> None:
 )
 def test_a_command_may_be_a_file_of_the_job(word: str, file: str) -> None:
     text = f"name: a\ncode: x\ntrain:\n  command: [{word}]\n  resume: by-itself\n"
-    assert read(text.encode(), "a.yaml")["local"].job.train.own_file == file
+    assert read(text.encode(), "a.yaml")["local"].job.train.user_file == file
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_command_may_be_a_file_of_the_job(word: str, file: str) -> None:
 )
 def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
     job = read(f"name: a\ntrain:\n  script: {script}\n".encode(), "a.yaml")["local"].job
-    assert (job.train.script, job.train.own_file) == (script, "")
+    assert (job.train.script, job.train.user_file) == (script, "")
 
 
 SIZES = "steps: 1, global_batch_size: 4, micro_batch_size: 1"

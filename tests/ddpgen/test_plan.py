@@ -18,7 +18,10 @@ from tests.ddpgen.conftest import GPT, ROOT, Run
 
 
 def command(text: str) -> list[str]:
-    return [quote(word) for word in plan.of(read(text.encode(), "j")["local"].job).command.shown]
+    return [
+        quote(word)
+        for word in plan.build_plan(read(text.encode(), "j")["local"].job).command.host_command
+    ]
 
 
 @given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
@@ -101,7 +104,7 @@ def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> Non
 )
 def test_where_checkpoints_go(directory: str, source: str) -> None:
     text = GPT + f"checkpoint: {{dir: {json.dumps(directory)}}}\n"
-    assert quote(plan.of(read(text.encode(), "j")["local"].job).checkpoint_dir) == source
+    assert quote(plan.build_plan(read(text.encode(), "j")["local"].job).checkpoint_dir) == source
 
 
 def test_training_accepts_every_flag_a_plan_can_hold() -> None:

@@ -57,7 +57,7 @@ def told(tmp_path: Path, text: str, args: str = "{}") -> list[Fault]:
     (tmp_path / "code" / "t.py").write_text(text)
     found = list(check(job, tmp_path))
     assert not any(each.fatal for each in found)
-    return [Fault(each.about[0], f"{each.what}; {each.remedy}") for each in found]
+    return [Fault(each.fields[0], f"{each.problem}; {each.remedy}") for each in found]
 
 
 SURPRISES = [
@@ -141,7 +141,7 @@ def test_of_hosts_one_with_a_gpu_is_enough_to_ask_for_it(
     hosts = f"{{hosts: {{hosts: [a, {{name: b, gpus: {gpus}}}]}}}}"
     text = f"name: a\ncode: .\ntrain: {{script: t.py}}\ntargets: {hosts}\n"
     found = [*check(read(text.encode(), "a.yaml")["hosts"].job, tmp_path)]
-    assert ["cuda" in each.what for each in found] == [True] * told
+    assert ["cuda" in each.problem for each in found] == [True] * told
 
 
 def test_globals_that_the_arguments_replace_are_options(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def with_command(command: str) -> str:
 @pytest.mark.parametrize(("command", "expected"), COMMANDS)
 def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
     job = read(with_command(command).encode(), "a.yaml")["local"].job
-    found = [each.what.partition(",")[0] for each in check(job, tmp_path)]
+    found = [each.problem.partition(",")[0] for each in check(job, tmp_path)]
     assert found == ([expected] if expected else [])
 
 
@@ -327,5 +327,5 @@ def test_on_sky_saves_that_go_with_the_machine_are_told(
 ) -> None:
     (tmp_path / "t.py").write_text(saving(saves))
     found = [*check(read(SKY.format(train=train).encode(), "a.yaml")["sky"].job, tmp_path)]
-    assert [each.about[0] for each in found] == ([field] if field else [])
+    assert [each.fields[0] for each in found] == ([field] if field else [])
     assert all(word in each.remedy for each in found)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from ddpgen.errors import Position, SpecInvalidError, report
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Leaf, Nodes
-from ddpgen.spec.groups import ALSO_CALLED, Group
+from ddpgen.spec.groups import FOREIGN_NAMES, Group
 from ddpgen.spec.job import JobSpec, Train
-from ddpgen.spec.times import Every, Period, StepSpan
+from ddpgen.spec.times import Period, StepsOrDuration, StepSpan
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, faults, findings, named
@@ -108,8 +108,8 @@ def test_a_misspelt_field_is_not_missing_as_well() -> None:
 
 
 def test_the_names_of_other_tools_stand_for_fields_that_exist() -> None:
-    known = {name for model in MODELS.values() for name in Group(model).inner}
-    assert set(ALSO_CALLED.values()) <= known | set(Group(Train).inner)
+    known = {name for model in MODELS.values() for name in Group(model).field_kinds}
+    assert set(FOREIGN_NAMES.values()) <= known | set(Group(Train).field_kinds)
 
 
 NOT_YAML = [
@@ -162,7 +162,7 @@ def test_billion_laughs_are_refused_without_being_told() -> None:
         for number, line in enumerate(text.splitlines(), 1)
         for found in re.finditer(r"[*&]a", line)
     }
-    assert {finding.place for finding in caught.value.findings} == written
+    assert {finding.position for finding in caught.value.findings} == written
     assert len(caught.value.findings) == 2 * 9 * 11 + 12  # an alias is refused, and is no value
 
 
@@ -370,12 +370,14 @@ def test_any_value_in_any_field_ends_in_a_job_that_a_bundle_holds_or_in_findings
         return
     last = text.count("\n") + 1
     assert findings
-    assert all(1 <= each.place.line <= last and each.what and each.remedy for each in findings)
+    assert all(
+        1 <= each.position.line <= last and each.problem and each.remedy for each in findings
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(Nodes(9), "2..4"), (Nodes(9), "3"), (Every(), "20 steps"), (Every(), "90s"), (StepSpan(), "2..5")],
+    [(Nodes(9), "2..4"), (Nodes(9), "3"), (StepsOrDuration(), "20 steps"), (StepsOrDuration(), "90s"), (StepSpan(), "2..5")],
 )  # fmt: skip
 def test_a_value_comes_back_from_a_bundle_as_it_was(kind: Leaf, text: str) -> None:
     value = kind.parse_text(text)

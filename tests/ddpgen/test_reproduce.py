@@ -44,19 +44,19 @@ def test_what_another_version_rendered_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    assert again.place(tmp_path / "ckpt", tmp_path / "new") == tmp_path / "new"
-    assert again.place(tmp_path / "gpt", None) == Path("build/gpt-reproduced").absolute()
+    assert again.new_directory(tmp_path / "ckpt", tmp_path / "new") == tmp_path / "new"
+    assert again.new_directory(tmp_path / "gpt", None) == Path("build/gpt-reproduced").absolute()
     (tmp_path / "tried" / "bundle").mkdir(parents=True)
-    assert again.place(tmp_path / "ckpt", tmp_path / "tried") == tmp_path / "tried"
+    assert again.new_directory(tmp_path / "ckpt", tmp_path / "tried") == tmp_path / "tried"
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(BundleRefusedError, match="is not empty"):
-            again.place(tmp_path / "ckpt", taken)
+            again.new_directory(tmp_path / "ckpt", taken)
 
 
 def test_the_runs_own_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleRefusedError, match="the run's own directory"):
-        again.place(tmp_path / "ckpt", tmp_path / "ckpt" / "again")
+        again.new_directory(tmp_path / "ckpt", tmp_path / "ckpt" / "again")
 
 
 def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_what_is_only_unwise_is_a_warning(
     (finding,) = findings(spec(**changes))
     assert not finding.fatal
     assert Fault.of(finding).where == where
-    assert word in finding.what
+    assert word in finding.problem
 
 
 def test_a_fault_in_one_field_raises_no_second_complaint_about_it() -> None:
@@ -181,8 +181,8 @@ def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: b
     told = findings(spec(top=f"env: {{{variable}}}"))
     assert len(told) == warned
     for finding in told:
-        assert (finding.path, finding.place.line) == (f"env.{variable.partition(':')[0]}", 6)
-        assert "secret" in finding.what
+        assert (finding.path, finding.position.line) == (f"env.{variable.partition(':')[0]}", 6)
+        assert "secret" in finding.problem
         assert "hf_a" not in finding.line("job.yaml")
 
 

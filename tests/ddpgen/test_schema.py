@@ -96,7 +96,7 @@ def table(declared: Iterable[Field[Any]], place: str, prefix: str) -> str:
         else:
             written = str(default).lower() if isinstance(default, bool) else default
             shown = "none" if default is None else f"`{written}`"
-        cells = (f"`{path}`", kind.wants.replace("|", "\\|"), shown, SAID.get(place + path, "?"))
+        cells = (f"`{path}`", kind.allowed.replace("|", "\\|"), shown, SAID.get(place + path, "?"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -170,7 +170,7 @@ def with_one_wrong(group: Group, place: Place, path: str) -> Iterator[tuple[str,
     VALIDATOR.validate(place(needed))
     yield f"{path}no_such", place({**needed, "no_such": 1})
     for field in group.fields:
-        kind, here = group.inner[field.name], path + field.name
+        kind, here = group.field_kinds[field.name], path + field.name
 
         def put(value: Any, name: str = field.name) -> dict[str, Any]:
             return place({**needed, name: value})

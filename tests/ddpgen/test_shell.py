@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpgen.shell import Joined, Var, quote, sections, speakable
+from ddpgen.shell import JoinedWord, Var, comment_text, quote, sections
 from tests.ddpgen.conftest import HOSTILE
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
@@ -42,7 +42,7 @@ def test_any_words_arrive_as_they_are(words: list[str]) -> None:
 def test_a_quoted_word_stays_on_one_line_and_shows_no_hidden_character(text: str) -> None:
     source = quote(text)
     assert "\n" not in source
-    assert speakable(source) == source
+    assert comment_text(source) == source
 
 
 @pytest.mark.parametrize("text", ["nul\0", "\ud800"])
@@ -60,8 +60,8 @@ def test_what_no_argument_can_hold_is_refused(text: str) -> None:
         ("it's", r"'it'\''s'"),
         ("two\nlines", r"$'two\nlines'"),
         (Var("HOME"), '"$HOME"'),
-        (Joined((Var("HOME"), "/a b")), "\"$HOME\"'/a b'"),
-        (Joined(("--dir=", Var("dir"))), '--dir="$dir"'),
+        (JoinedWord((Var("HOME"), "/a b")), "\"$HOME\"'/a b'"),
+        (JoinedWord(("--dir=", Var("dir"))), '--dir="$dir"'),
     ],
 )
 def test_words_are_written_the_way_a_person_would(word: str, source: str) -> None:

@@ -15,7 +15,7 @@ import yaml
 from ddpgen.shell import quote
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import plan as plans
-from ddpgen.tiers.command import Supervise
+from ddpgen.tiers.command import SupervisorCommand
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.sky.plan import plan
 from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, findings, named
@@ -32,7 +32,7 @@ def on_sky(sky: str, top: str = "") -> str:
     return f"{GPT}{top}\ntargets:\n  sky: {{{sky}}}\n"
 
 
-def told(sky: str = BUCKET) -> Supervise:
+def told(sky: str = BUCKET) -> SupervisorCommand:
     """What the supervisor of a machine is told."""
     return plan(job(sky)).command
 
@@ -132,8 +132,8 @@ def test_checkpoints_by_url_need_no_mount(task: Rendered) -> None:
 
 def test_a_url_leaves_the_other_tiers_their_directory() -> None:
     local = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
-    assert quote(plans.of(local).checkpoint_dir) == '"$beside"/checkpoints/gpt'
-    assert "--store=s3://bbb/place" in plans.of(local).command.options
+    assert quote(plans.build_plan(local).checkpoint_dir) == '"$beside"/checkpoints/gpt'
+    assert "--store=s3://bbb/place" in plans.build_plan(local).command.options
 
 
 def test_the_interval_is_found_from_how_long_machines_last() -> None:

@@ -119,7 +119,7 @@ def test_a_bug_leaves_the_messages_that_were_not_shown_and_no_secret(
     def broken(*_: object) -> None:
         raise KeyError(f"oops {TOKEN}")
 
-    monkeypatch.setattr("ddpgen.monitor.record.remember", broken)
+    monkeypatch.setattr("ddpgen.monitor.record.write_launch", broken)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MY_API_KEY", TOKEN)
     spec(SLURM)

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpgen.monitor.record import Launched
+from ddpgen.monitor.record import Launch
 from ddpgen.programs import output
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.fields import Text, setting
@@ -61,9 +61,9 @@ class At(Tier[AtJob]):
         script = renderer.render("at.sh.j2", placed)
         return [Artefact("at.sh", script, "at -f {bundle}/at.sh"), *renderer.activation(placed)]
 
-    def submit(self, job: AtJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+    def submit(self, job: AtJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         _, said = output(["at", "-f", str(bundle / "at.sh"), *job.when.split()])
-        return Launched("at", said.split()[1])
+        return Launch("at", said.split()[1])
 
     @property
     def follow(self) -> Follow:

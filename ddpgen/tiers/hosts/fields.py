@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ddpgen.spec.fields import NodeCount, Nodes, Number, Text, Whole, setting
+from ddpgen.spec.fields import NodeCount, Nodes, Number, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Machine, Python
 
@@ -25,10 +25,10 @@ class Host:
     ssh: str | None = setting(DESTINATION, None)
     address: str | None = setting(ADDRESS, None)
     nic: str | None = setting(INTERFACE, None)
-    procs: int | None = setting(Whole(1, 1024), None)
-    gpus: int | None = setting(Whole(0, 1024), None)
-    share: float | None = setting(Number(above=0), None)
-    dir: str | None = setting(Text(wants="a path"), None)
+    procs: int | None = setting(WholeNumber(1, 1024), None)
+    gpus: int | None = setting(WholeNumber(0, 1024), None)
+    share: float | None = setting(Number(greater_than=0), None)
+    dir: str | None = setting(Text(allowed="a path"), None)
     python: Python | None = setting(Group(Python, shorthand="interpreter"), None)
     env: Mapping[str, str] = setting(ENV, dict)
 
@@ -37,14 +37,14 @@ class Host:
 class HostsJob(JobSpec):
     """A job for the tier `hosts`: the job's fields and the tier's own."""
 
-    meets: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
     uniform: ClassVar[bool] = False
 
     nodes: NodeCount = setting(Nodes(100_000), None)
     hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
-    head: str | None = setting(Text(wants="the name of a host"), None)
-    dir: str = setting(Text(wants="a path"), "~/ddpgen")
-    ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
+    head: str | None = setting(Text(allowed="the name of a host"), None)
+    dir: str = setting(Text(allowed="a path"), "~/ddpgen")
+    ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:
         if vars(self)["nodes"] is None:
@@ -93,7 +93,7 @@ class HostsJob(JobSpec):
 
         return Fraction(repr(host.share)) / self.procs(host)
 
-    def on(self, host: Host) -> HostsJob:
+    def for_host(self, host: Host) -> HostsJob:
         """Return the job with the values of `host` in place of the job's own."""
         return replace(
             self,

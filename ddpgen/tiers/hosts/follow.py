@@ -18,17 +18,18 @@ from ddpgen.driver.ssh import Ssh
 from ddpgen.driver.wording import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places
-from ddpgen.monitor.places import Place
+from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
 from ddpgen.shell import as_argument
 from ddpgen.tiers.hosts.render import DRIVER
 
-_RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # a host's script, in words
+# A host's script, in words.
+_STATE_WORDS = {"yes": "runs", "no": "does not run", "unknown": "may run"}
 
 
-AT_ONCE = "press Ctrl-C twice where it runs"
+KILL_ADVICE = "press Ctrl-C twice where it runs"
 INTERVAL_S = 5  # a look costs an ssh to each host
 
 
@@ -43,7 +44,7 @@ def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
 
     Raises TargetUnavailableError; so does the function, if no host answers.
     """
-    hosts = _listed(following)
+    hosts = _hosts_plan(following)
     with places.connections(hosts) as ssh:
         yield functools.partial(_ask, hosts, ssh)
 
@@ -53,16 +54,18 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
     if not answers:
         raise TargetUnavailableError("; ".join(folded(troubles)))
     # If each host has a directory of its own, the host of rank 0 has the newest rows; that may be any host.
-    found = {host: state.read(answer) for host, answer in answers.items()}
-    newest = min(found, key=lambda h: (found[h].age_s is None, found[h].age_s or 0.0))
+    states = {host: state.read(answer) for host, answer in answers.items()}
+    newest = min(states, key=lambda h: (states[h].age_s is None, states[h].age_s or 0.0))
     scripts = {host.name: answer.get("runs", "") for host, answer in answers.items()}
-    all_gone = not troubles and set(scripts.values()) == {"no"}
-    runs = True if "yes" in scripts.values() else False if all_gone else None
-    where = f"{newest.name}:{hosts.checkpoints(newest).removeprefix('./')}"
-    report = Report(where, found[newest], runs)
-    words = [f"{name} {_RUNS.get(scripts.get(name, ''), 'unreachable')}" for name in hosts.names]
+    all_ended = not troubles and set(scripts.values()) == {"no"}
+    runs = True if "yes" in scripts.values() else False if all_ended else None
+    location = f"{newest.name}:{hosts.checkpoints(newest).removeprefix('./')}"
+    report = Report(location, states[newest], runs)
+    words = [
+        f"{name} {_STATE_WORDS.get(scripts.get(name, ''), 'unreachable')}" for name in hosts.names
+    ]
     rows = table(table_of(hosts, answers, troubles)[0])
-    return JobStatus([*rows, *folded(troubles), report], report.over, ", ".join(words))
+    return JobStatus([*rows, *folded(troubles), report], report.ended, ", ".join(words))
 
 
 def stop(following: Following, now: bool) -> NoReturn:
@@ -80,10 +83,10 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
     become(places.tail(sorted(map(str, launch.glob("*.log"))), lines, follow))
 
 
-def lives(following: Following) -> bool:
+def is_live(following: Following) -> bool:
     """True if a host's script runs. Raises TargetUnavailableError."""
     with asking(following) as ask:
-        return any(report.runs for report in ask().reports)
+        return any(report.running for report in ask().reports)
 
 
 def launched_at(following: Following) -> float | None:
@@ -92,21 +95,21 @@ def launched_at(following: Following) -> float | None:
     return launch.stat().st_mtime if launch is not None else None
 
 
-def keeps_here(following: Following) -> bool:
+def has_local_checkpoints(following: Following) -> bool:
     """True if the checkpoint directory is on this machine."""
     return following.checkpoints.is_dir()
 
 
 @contextlib.contextmanager
-def checkpoint_places(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+def checkpoint_locations(following: Following) -> Iterator[Sequence[tuple[Machine, str]]]:
     """Yield every host with the checkpoint directory on it. Raise TargetUnavailableError."""
-    listed = _listed(following)
-    with places.logins(listed) as logins:
-        hosts = zip(logins, listed.hosts, strict=True)
-        yield [(login, listed.checkpoints(host)) for login, host in hosts]
+    hosts_plan = _hosts_plan(following)
+    with places.logins(hosts_plan) as logins:
+        hosts = zip(logins, hosts_plan.hosts, strict=True)
+        yield [(login, hosts_plan.checkpoints(host)) for login, host in hosts]
 
 
-def _listed(following: Following) -> Plan:
+def _hosts_plan(following: Following) -> Plan:
     """Return the bundle's hosts.json. Raise TargetUnavailableError."""
     listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
     try:
@@ -117,7 +120,7 @@ def _listed(following: Following) -> Plan:
 
 def _newest_launch(following: Following) -> Path | None:
     """Return the log directory of the newest launch with a line from a host; None without one."""
-    return newest_logs(following.beside / "logs" / following.job.name)
+    return newest_logs(following.bundle_parent / "logs" / following.job.name)
 
 
 def _run_sh(following: Following, option: str) -> list[str]:

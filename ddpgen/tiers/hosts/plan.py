@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddpgen.shell import Word
 from ddpgen.tiers import plan as plans
-from ddpgen.tiers.command import Own, unusual, unusual_times
+from ddpgen.tiers.command import TierOptions, non_default, non_default_times
 from ddpgen.tiers.hosts.fields import Host, HostsJob
 from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.ranks import backend
@@ -15,33 +15,34 @@ from ddpgen.tiers.ranks import backend
 
 def plan(job: HostsJob) -> Plan:
     """Return the plan of the head."""
-    return of_host(job, job.order[0])
+    return host_plan(job, job.order[0])
 
 
-def of_host(job: HostsJob, host: Host) -> Plan:
+def host_plan(job: HostsJob, host: Host) -> Plan:
     """Return the plan of one host. All hosts have the same backend."""
-    own = Own(tuple(_options(job)), procs_known=True)  # hosts.json has the processes of each host
-    here = plans.of(job.on(host), own, job.weight(host), backend(job))
-    return here._replace(rendezvous=_rendezvous(job))
+    # hosts.json has the processes of each host.
+    tier_options = TierOptions(tuple(_options(job)), procs_known=True)
+    base_plan = plans.build_plan(job.for_host(host), tier_options, job.weight(host), backend(job))
+    return base_plan._replace(rendezvous=_rendezvous(job))
 
 
 def _options(job: HostsJob) -> Iterator[Word]:
     """Yield the supervisor's options for the rendezvous: the port, the waits, and `shared` of the checkpoints."""
     shared = job.checkpoint.shared
     yield f"--port={job.rendezvous.port}"  # even the default, because a firewall may have to admit it
-    yield from unusual_times(("collective-timeout", job.rendezvous, "collective_timeout"))
-    yield from unusual(("shared", "" if shared is None else str(shared).lower(), ""))
+    yield from non_default_times(("collective-timeout", job.rendezvous, "collective_timeout"))
+    yield from non_default(("shared", "" if shared is None else str(shared).lower(), ""))
 
 
 def _rendezvous(job: HostsJob) -> str:
     head = job.order[0]
-    place = f"{head.name} ({address(head)}:{job.rendezvous.port})"
+    endpoint = f"{head.name} ({address(head)}:{job.rendezvous.port})"
     if job.rendezvous.launcher == "env":
-        return f"env: processes meet at {place}, without torchrun"
+        return f"env: processes meet at {endpoint}, without torchrun"
     if job.rendezvous.launcher == "torchrun-static":
-        return f"torchrun, static: hosts are numbered as below and meet at {place}"
-    few = f", {job.nodes.least} of them are enough" if job.nodes.elastic else ""
-    return f"torchrun, c10d: hosts meet at {place}{few}; it numbers them when all are there"
+        return f"torchrun, static: hosts are numbered as below and meet at {endpoint}"
+    minimum = f", {job.nodes.minimum} of them are enough" if job.nodes.elastic else ""
+    return f"torchrun, c10d: hosts meet at {endpoint}{minimum}; it numbers them when all are there"
 
 
 def address(host: Host) -> str:
@@ -51,7 +52,7 @@ def address(host: Host) -> str:
 
 def ssh_host(destination: str) -> str:
     """Return the host in [user@]host or ssh://[user@]host[:port]; "" if it names no host."""
-    place = destination.removeprefix("ssh://")
-    if place != destination:
-        place = re.sub(r"(:[0-9]*)?/*$", "", place)
-    return place.rpartition("@")[2]
+    target = destination.removeprefix("ssh://")
+    if target != destination:
+        target = re.sub(r"(:[0-9]*)?/*$", "", target)
+    return target.rpartition("@")[2]

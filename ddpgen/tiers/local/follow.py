@@ -16,27 +16,27 @@ from ddpgen.driver import state
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError
 from ddpgen.monitor import places, scripts
-from ddpgen.monitor.places import Place
+from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
 from ddpgen.resources import resource
 
-AT_ONCE = "press Ctrl-C twice where it runs"
+KILL_ADVICE = "press Ctrl-C twice where it runs"
 INTERVAL_S = 1  # a look reads a few files
 
 
 def status(following: Following | Path) -> JobStatus:
     """Return the status of the job in a checkpoint directory. Raise TargetUnavailableError."""
     directory = _directory(following)
-    found = look(directory)
-    return status_of(places.short(str(directory)), found, lock_lives(found.lock))
+    job_state = read_state(directory)
+    return status_of(places.short(str(directory)), job_state, lock_is_live(job_state.lock))
 
 
-def status_of(place: str, found: JobState, lives: bool | None) -> JobStatus:
-    """Return the status of the job in the directory `place`. `lives`: the answer of lock_lives."""
-    report = Report(place, found, lives)
-    return JobStatus([report, *_elsewhere(found, lives)], report.over)
+def status_of(directory: str, job_state: JobState, is_live: bool | None) -> JobStatus:
+    """Return the status of the job in a directory, as text shows it. `is_live`: the answer of lock_is_live."""
+    report = Report(directory, job_state, is_live)
+    return JobStatus([report, *_other_host_note(job_state, is_live)], report.ended)
 
 
 def asking(
@@ -49,23 +49,23 @@ def asking(
 def stop(following: Following | Path, now: bool) -> Iterator[str]:
     """Ask for a clean stop, unless no process is left to stop. Raise TargetUnavailableError."""
     directory = _directory(following)
-    found, shown = look(directory), places.short(str(directory))
-    lives = lock_lives(found.lock)
-    if nothing := nothing_to_stop(shown, found, lives):
-        yield nothing
+    job_state, shown = read_state(directory), places.short(str(directory))
+    is_live = lock_is_live(job_state.lock)
+    if refusal := nothing_to_stop(shown, job_state, is_live):
+        yield refusal
         return
-    Place("").facts(scripts.stop(str(directory)), f"ask for a stop in {shown}")
+    Machine("").facts(scripts.stop(str(directory)), f"ask for a stop in {shown}")
     yield "asked for a clean stop"
-    yield from _elsewhere(found, lives)
+    yield from _other_host_note(job_state, is_live)
 
 
-def nothing_to_stop(place: str, found: JobState, lives: bool | None) -> str:
-    """Return why nothing in the directory `place` can be asked to stop; "" if something can."""
-    if found.there != "yes" or found.lock is None:
-        return f"nothing to stop: no job has begun in {place}"
-    if lives is False:
-        ended = Report(place, found, runs=False).facts()["state"]
-        return f"nothing to stop: nothing runs in {place}: {ended}"
+def nothing_to_stop(directory: str, job_state: JobState, is_live: bool | None) -> str:
+    """Return why nothing in the directory can be asked to stop; "" if something can."""
+    if job_state.directory_state != "yes" or job_state.lock is None:
+        return f"nothing to stop: no job has begun in {directory}"
+    if is_live is False:
+        ended = Report(directory, job_state, running=False).facts()["state"]
+        return f"nothing to stop: nothing runs in {directory}: {ended}"
     return ""
 
 
@@ -82,7 +82,7 @@ def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
     become(places.tail([str(file)], lines, follow))
 
 
-def lives(following: Following) -> bool:
+def is_live(following: Following) -> bool:
     """False: commands.choose has judged a lock of this machine already, and another machine's cannot be judged."""
     return False
 
@@ -92,16 +92,16 @@ def launched_at(following: Following) -> float | None:
     return None
 
 
-def keeps_here(following: Following) -> bool:
+def has_local_checkpoints(following: Following) -> bool:
     """True: the checkpoint directory is always on this machine."""
     return True
 
 
-def checkpoint_places(
+def checkpoint_locations(
     following: Following,
-) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+) -> contextlib.AbstractContextManager[Sequence[tuple[Machine, str]]]:
     """Return this machine and the checkpoint directory on it."""
-    here = Place(str(following.beside))
+    here = Machine(str(following.bundle_parent))
     return contextlib.nullcontext([(here, here.checkpoints(following.job))])
 
 
@@ -109,18 +109,18 @@ def _directory(following: Following | Path) -> Path:
     return following if isinstance(following, Path) else following.checkpoints
 
 
-def look(directory: Path) -> JobState:
+def read_state(directory: Path) -> JobState:
     """Return the state of the job in a checkpoint directory. Raise TargetUnavailableError."""
     purpose = f"read {places.short(str(directory))}"
-    return state.read(Place("").facts(scripts.look(str(directory)), purpose))
+    return state.read(Machine("").facts(scripts.checkpoint_facts(str(directory)), purpose))
 
 
-def _elsewhere(found: JobState, lives: bool | None) -> Iterator[str]:
-    if found.lock is not None and lives is None and found.word == "running":
-        yield f"it was started on {found.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
+def _other_host_note(job_state: JobState, is_live: bool | None) -> Iterator[str]:
+    if job_state.lock is not None and is_live is None and job_state.status == "running":
+        yield f"it was started on {job_state.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
 
 
-def lock_lives(lock: Mapping[str, Any] | None) -> bool | None:
+def lock_is_live(lock: Mapping[str, Any] | None) -> bool | None:
     """True if a process of the lock runs; None if the lock is from another host or an earlier boot."""
     if lock is None:
         return False
@@ -128,8 +128,8 @@ def lock_lives(lock: Mapping[str, Any] | None) -> bool | None:
     if lock.get("boot") != processes["machine"]():
         return None
     pairs = [lock.get("launcher"), lock.get("writer")]
-    known = [p for p in pairs if isinstance(p, list) and [type(n) for n in p] == [int, int]]
-    return any(processes["process_state"](*pair) not in processes["ENDED"] for pair in known)
+    process_ids = [p for p in pairs if isinstance(p, list) and [type(n) for n in p] == [int, int]]
+    return any(processes["process_state"](*pair) not in processes["ENDED"] for pair in process_ids)
 
 
 @functools.cache

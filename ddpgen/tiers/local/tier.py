@@ -19,16 +19,16 @@ class Local(Tier[JobSpec]):
 
     def check(self, job: JobSpec) -> Iterator[Conflict]:
         if job.nodes != 1:
-            what = f"local is one machine, not {job.nodes}"
+            problem = f"local is one machine, not {job.nodes}"
             remedy = "write targets: {local: {nodes: 1}} to run it here as well"
-            yield Conflict(("nodes",), what, remedy)
+            yield Conflict(("nodes",), problem, remedy)
 
     def render(self, job: JobSpec, renderer: Renderer) -> list[Artefact]:
-        placed = values(job, self.plan(job), "local.activate.sh")
-        script = renderer.render("local.sh.j2", placed)
+        template_values = values(job, self.plan(job), "local.activate.sh")
+        script = renderer.render("local.sh.j2", template_values)
         return [
             Artefact(self.start, script, "bash {bundle}/local.sh"),
-            *renderer.activation(placed),
+            *renderer.activation(template_values),
         ]
 
     @property

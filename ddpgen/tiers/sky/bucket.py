@@ -15,7 +15,7 @@ _AZURE = ".blob.core.windows.net"
 
 
 # Stores with S3's protocol: the profile, and the variables that name its files, as SkyPilot's setup makes them.
-_RELATIVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+_S3_COMPATIBLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "r2": ("r2", {"AWS_SHARED_CREDENTIALS_FILE": "~/.cloudflare/r2.credentials"}),
     "nebius": ("nebius", {}),
     "coreweave": (
@@ -59,12 +59,12 @@ class Address(NamedTuple):
         `account`: the content of R2_ACCOUNT.
         """
         if self.scheme == "azure":
-            host, _, place = self.url.removeprefix("https://").partition("/")
-            return f"abfs://{place}", {"account_name": host.removesuffix(_AZURE)}, "adlfs"
+            host, _, path = self.url.removeprefix("https://").partition("/")
+            return f"abfs://{path}", {"account_name": host.removesuffix(_AZURE)}, "adlfs"
         if self.scheme in ("cos", "oci"):
             return None
-        if relative := _RELATIVES.get(self.scheme):
-            options = {"profile": relative[0]}
+        if profile := _S3_COMPATIBLE.get(self.scheme):
+            options = {"profile": profile[0]}
             if self.scheme == "r2":
                 options["endpoint_url"] = f"https://{account}.r2.cloudflarestorage.com"
             return f"s3://{self.url.partition('://')[2]}", options, "s3fs"
@@ -81,8 +81,8 @@ def address(job: JobSpec, environment: Mapping[str, str]) -> Address | None:
         if not isinstance(job, SkyJob) or job.bucket is None:
             return None
         url = f"{job.bucket.url.rstrip('/')}/{job.bucket.prefix or job.name}"
-        if relative := _RELATIVES.get(url.partition("://")[0]):
-            return Address(url, relative[1])
+        if profile := _S3_COMPATIBLE.get(url.partition("://")[0]):
+            return Address(url, profile[1])
     settings = {
         name: value
         for name, value in job.env.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.shell import JoinedWord, Var, Word, expand_home
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 
 # The exit code of a clean stop for a preemption, on which SkyPilot starts the job again. On several machines of a
@@ -23,40 +23,42 @@ Scalar = str | int | bool
 Pairs = tuple[tuple[str, Scalar], ...]
 
 
-def place(job: SkyJob, bucket: Bucket) -> str:
+def bucket_directory(job: SkyJob, bucket: Bucket) -> str:
     """Return the directory at which a machine sees the job's part of the bucket."""
     return f"{bucket.path}/{bucket.prefix or job.name}"
 
 
 def environment(job: SkyJob) -> Word:
     """Return the path of the virtual environment for `requirements`; each list has an environment of its own."""
-    listed = "\n".join((job.python.interpreter, *job.requirements))
-    return at_home(f"~/.ddpgen/env-{hashlib.sha256(listed.encode()).hexdigest()[:12]}")
+    packages = "\n".join((job.python.interpreter, *job.requirements))
+    return expand_home(f"~/.ddpgen/env-{hashlib.sha256(packages.encode()).hexdigest()[:12]}")
 
 
 def interpreter(job: SkyJob) -> Word:
     """Return the Python that trains: the environment's, if the job has requirements, else the spec's."""
     if not job.requirements:
-        return at_home(job.python.interpreter)
-    made = environment(job)
-    assert isinstance(made, Joined)
-    return Joined((*made.parts, "/bin/python"))
+        return expand_home(job.python.interpreter)
+    path = environment(job)
+    assert isinstance(path, JoinedWord)
+    return JoinedWord((*path.parts, "/bin/python"))
 
 
 def local_dir(job: SkyJob) -> Word:
     """Return the checkpoint directory on a machine. Each task has its own, because other tasks may have run there."""
-    return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
+    return JoinedWord((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
 
 
-def above(job: SkyJob) -> str:
+def tasks_directory(job: SkyJob) -> str:
     """Return the directory on a machine that holds the directories of the job's tasks."""
     return f"~/.ddpgen/{job.name}"
 
 
 def hook(job: SkyJob) -> str:
     """Return the file in which a pod's hook finds the job to stop; "" if the job needs no hook."""
-    wanted = job.notices and any(each.partition("/")[0] in _KUBERNETES for each in job.infra)
-    return f"{above(job)}/hook" if wanted else ""
+    on_kubernetes = job.notices and any(
+        infra.partition("/")[0] in _KUBERNETES for infra in job.infra
+    )
+    return f"{tasks_directory(job)}/hook" if on_kubernetes else ""
 
 
 def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
@@ -74,10 +76,10 @@ def alternatives(job: SkyJob) -> Iterator[Pairs]:
     for use_spot in paid:
         for infra in job.infra or ("",):
             for gpus in job.accelerators or ("",):
-                found: dict[str, Scalar] = {}
+                properties: dict[str, Scalar] = {}
                 if infra:
-                    found["infra"] = infra
+                    properties["infra"] = infra
                 if gpus:
-                    found["accelerators"] = gpus
-                found["use_spot"] = use_spot
-                yield tuple(found.items())
+                    properties["accelerators"] = gpus
+                properties["use_spot"] = use_spot
+                yield tuple(properties.items())

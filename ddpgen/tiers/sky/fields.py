@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Text, Value, Whole, setting
+from ddpgen.spec.fields import Choice, Flag, Text, Value, WholeNumber, setting
 from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.times import Duration
 
 _GPUS = Text(r"[A-Za-z][A-Za-z0-9.-]*:[1-9][0-9]{0,3}", "a type and a number, like A100:8")
-_AMOUNT = Text(r"[1-9][0-9]*(\.[0-9]+)?\+?", 'an amount like "8", or "8+" for at least that')
+_QUANTITY = Text(r"[1-9][0-9]*(\.[0-9]+)?\+?", 'an amount like "8", or "8+" for at least that')
 _BUCKET = Text(
     r"(s3|gs|r2|cos|oci|nebius|coreweave|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
@@ -47,14 +47,14 @@ class Recovery:
     """SkyPilot's reaction to a lost machine and to a failed job."""
 
     strategy: str = setting(Choice("eager_next_region", "failover"), "eager_next_region")
-    restarts_on_errors: int = setting(Whole(0, 1000), 0)
+    restarts_on_errors: int = setting(WholeNumber(0, 1000), 0)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SkyJob(JobSpec):
     """A job for the tier `sky`: the job's fields and the tier's own."""
 
-    meets: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
 
     bucket: Bucket | None = setting(Group(Bucket, shorthand="url"), None)
     accelerators: tuple[str, ...] = setting(Texts(_GPUS), ())
@@ -68,18 +68,19 @@ class SkyJob(JobSpec):
     instance_type: str | None = setting(
         Text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a cloud's name for a machine, like p4d.24xlarge"), None
     )
-    cpus: str | None = setting(_AMOUNT, None)
-    memory: str | None = setting(_AMOUNT, None)
+    cpus: str | None = setting(_QUANTITY, None)
+    memory: str | None = setting(_QUANTITY, None)
     spot: bool = setting(Flag(), True)
     on_demand_fallback: bool = setting(Flag(), False)
-    disk_size: int | None = setting(Whole(1, 100_000), None)
+    disk_size: int | None = setting(WholeNumber(1, 100_000), None)
     disk_tier: str | None = setting(Choice("low", "medium", "high", "ultra", "best"), None)
     network_tier: str | None = setting(Choice("standard", "best"), None)
     image: str | None = setting(
         Text(r"[A-Za-z0-9][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id"), None
     )
     labels: Mapping[str, str] = setting(
-        Pairs(r"[A-Za-z][A-Za-z0-9_./-]*", "letters, digits and _./-", Value(wants="a text")), dict
+        Pairs(r"[A-Za-z][A-Za-z0-9_./-]*", "letters, digits and _./-", Value(allowed="a text")),
+        dict,
     )
     autostop: float | None = setting(Duration(), None)
     recovery: Recovery = setting(Group(Recovery, shorthand="strategy"), Recovery)
@@ -92,7 +93,7 @@ class SkyJob(JobSpec):
         ),
         (),
     )
-    setup: tuple[str, ...] = setting(Texts(Text(wants="a line of bash")), ())
+    setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
     secrets: tuple[str, ...] = setting(
         Texts(Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")), ()
     )
@@ -103,6 +104,6 @@ class SkyJob(JobSpec):
     def preempted_after(self) -> float | None:
         return self.preempted_every
 
-    def keeps(self, path: str) -> bool:
+    def persists(self, path: str) -> bool:
         """True if the path is in the bucket: a machine's disk is lost with the machine."""
         return bool(self.bucket and f"{path}/".startswith(f"{self.bucket.path}/"))

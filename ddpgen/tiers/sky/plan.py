@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ddpgen.shell import Word
 from ddpgen.spec.job import Rendezvous
 from ddpgen.tiers import plan as plans
-from ddpgen.tiers.command import Own, ports, unusual
+from ddpgen.tiers.command import TierOptions, non_default, ports
 from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import SkyJob
@@ -15,18 +15,18 @@ from ddpgen.tiers.sky.fields import SkyJob
 
 def plan(job: SkyJob) -> Plan:
     """Return the plan of the whole job, because its machines are alike."""
-    own = Own(
+    tier_options = TierOptions(
         tuple(_options(job)),
         # Each task has a directory of its own in this one.
-        directory=directives.above(job),
-        store=directives.place(job, job.bucket) if job.bucket else "",
+        directory=directives.tasks_directory(job),
+        store=directives.bucket_directory(job, job.bucket) if job.bucket else "",
         # Without TERM: SkyPilot signals every process, and torchrun would answer it by ending its workers in mid-step.
         signals="SIGINT,SIGHUP,SIGQUIT",
         # On a cloud's machine with several network cards NCCL's plugins choose well, unless the user has chosen.
         unpinned=() if job.nic else ("NCCL_SOCKET_IFNAME",),
     )
     port = job.rendezvous.port
-    return plans.of(job, own)._replace(
+    return plans.build_plan(job, tier_options)._replace(
         interpreter=directives.interpreter(job),
         rendezvous=f"{plans.launcher(job)}: machines meet at the first of SKYPILOT_NODE_IPS, at a port from {port} on",
         checkpoint_dir=directives.local_dir(job),
@@ -35,7 +35,7 @@ def plan(job: SkyJob) -> Plan:
 
 
 def _options(job: SkyJob) -> Iterator[Word]:
-    yield from unusual(
+    yield from non_default(
         ("nodes", int(job.nodes), 1),
         ("ports", ports(job.rendezvous.port), ports(Rendezvous.port)),
         ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),

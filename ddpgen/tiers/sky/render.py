@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import Word, at_home
+from ddpgen.shell import Word, expand_home
 from ddpgen.spec import rules
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
@@ -34,10 +34,19 @@ _SYSTEM = (
     "tmp", "usr", "var",
 )  # fmt: skip
 # Variables of the job's machine. The values of the launching machine must not replace them.
-_MACHINES_OWN = ("HOME", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL", "TMPDIR", "USER")
+_MACHINE_VARIABLES = (
+    "HOME",
+    "LOGNAME",
+    "PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "SHELL",
+    "TMPDIR",
+    "USER",
+)
 # SkyPilot sets these for every task.
-_OWNED = "SKYPILOT_"
-_ALL_OF_IT = """\
+_SKY_PREFIX = "SKYPILOT_"
+_SKYIGNORE = """\
 # With this file here SkyPilot sends all of this directory to the machines. Without it, it would leave out
 # whatever the .gitignore of a repository around it names, or fail where that names the directory itself.
 """
@@ -47,140 +56,148 @@ _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 
 def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields that SkyPilot would refuse or misread."""
-    yield from _places(job)
+    yield from _storage(job)
     yield from _machines(job)
     yield from _variables(job)
     yield from _setup(job)
     if job.nodes.elastic:
-        what = f"SkyPilot starts a fixed number of machines, not {job.nodes}"
+        problem = f"SkyPilot starts a fixed number of machines, not {job.nodes}"
         yield Conflict(
-            ("nodes",), what, f"write nodes: {job.nodes.least}, or as many as {int(job.nodes)}"
+            ("nodes",), problem, f"write nodes: {job.nodes.minimum}, or as many as {int(job.nodes)}"
         )
     if not _TASK_NAME.fullmatch(job.name):
-        what = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
-        yield Conflict(("name",), what, "write one without")
+        problem = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
+        yield Conflict(("name",), problem, "write one without")
     if job.preempted_every is not None and job.checkpoint.every != Checkpoint.every:
-        what = (
+        problem = (
             f"is not looked at: preempted_every lets the job find {job.checkpoint.every} by itself"
         )
         yield Conflict(
-            ("checkpoint.every", "preempted_every"), what, "leave one of them out", False
+            ("checkpoint.every", "preempted_every"), problem, "leave one of them out", False
         )
 
 
-def _places(job: SkyJob) -> Iterator[Conflict]:
-    about = ("checkpoint.dir", "bucket")
+def _storage(job: SkyJob) -> Iterator[Conflict]:
+    fields = ("checkpoint.dir", "bucket")
     if job.checkpoint.path:
-        what = f"{job.checkpoint.path} is on the machine's own disk, which is lost with it"
+        problem = f"{job.checkpoint.path} is on the machine's own disk, which is lost with it"
         remedy = "write targets: {sky: {bucket: s3://NAME, checkpoint: {dir: null}}}"
-        yield Conflict(about, what, remedy)
+        yield Conflict(fields, problem, remedy)
     elif job.checkpoint.url and job.bucket:
-        what = f"checkpoints cannot go to {job.checkpoint.url} and to {job.bucket.url}"
-        yield Conflict(("bucket", "checkpoint.dir"), what, "leave one of them out")
+        problem = f"checkpoints cannot go to {job.checkpoint.url} and to {job.bucket.url}"
+        yield Conflict(("bucket", "checkpoint.dir"), problem, "leave one of them out")
     elif not job.checkpoint.url and not job.bucket:
-        what = "is missing: a spot machine takes its disk along when it goes"
-        yield Conflict(("bucket",), what, "write targets: {sky: {bucket: s3://NAME}}")
+        problem = "is missing: a spot machine takes its disk along when it goes"
+        yield Conflict(("bucket",), problem, "write targets: {sky: {bucket: s3://NAME}}")
     if (job.checkpoint.url or "").partition(":")[0] in ("file", "local", "memory"):
-        what = f"{job.checkpoint.url} is on the machine itself, which is lost with it"
-        yield Conflict(("checkpoint.dir",), what, "name a bucket: s3://NAME/PLACE")
+        problem = f"{job.checkpoint.url} is on the machine itself, which is lost with it"
+        yield Conflict(("checkpoint.dir",), problem, "name a bucket: s3://NAME/PLACE")
     if job.bucket:
         yield from _bucket(job.bucket)
     if job.checkpoint.shared:
-        what = "every machine has a directory of its own; what they share is the bucket"
-        yield Conflict(("checkpoint.shared",), what, "leave it out")
+        problem = "every machine has a directory of its own; what they share is the bucket"
+        yield Conflict(("checkpoint.shared",), problem, "leave it out")
 
 
 def _bucket(bucket: Bucket) -> Iterator[Conflict]:
     scheme, _, rest = bucket.url.partition("://")
-    name, _, below = rest.partition("/")
+    name, _, prefix = rest.partition("/")
     if scheme == "cos":  # its names begin with the region
-        below = below.partition("/")[2]
-    if below and scheme != "https":
-        what = f"{bucket.url} names a place in a bucket, and SkyPilot mounts whole ones"
-        remedy = f"write bucket: {{url: {bucket.url[: -len(below) - 1]}, prefix: {below}}}"
-        yield Conflict(("bucket.url", "bucket"), what, remedy)
+        prefix = prefix.partition("/")[2]
+    if prefix and scheme != "https":
+        problem = f"{bucket.url} names a place in a bucket, and SkyPilot mounts whole ones"
+        remedy = f"write bucket: {{url: {bucket.url[: -len(prefix) - 1]}, prefix: {prefix}}}"
+        yield Conflict(("bucket.url", "bucket"), problem, remedy)
     if scheme == "s3":
         yield from rules.s3_name("bucket.url", name)
     first = bucket.path.split("/")[1]
     if first in _SYSTEM or ".." in bucket.path.split("/"):
-        what = f"{bucket.path} is the system's own place, or below a home that may be cleared away"
-        yield Conflict(("bucket.path",), what, "write a path like /checkpoints")
+        problem = (
+            f"{bucket.path} is the system's own place, or below a home that may be cleared away"
+        )
+        yield Conflict(("bucket.path",), problem, "write a path like /checkpoints")
 
 
 def _machines(job: SkyJob) -> Iterator[Conflict]:
-    counts = {int(each.rpartition(":")[2]) for each in job.accelerators}
+    counts = {int(item.rpartition(":")[2]) for item in job.accelerators}
     if counts - {job.gpus_per_node or 0}:
-        wrong = max(counts - {job.gpus_per_node or 0})
-        what = f"{wrong} GPUs on a machine, where the job uses {job.gpus_per_node or 0}"
-        about = ("accelerators", "gpus_per_node", "procs_per_node")
-        yield Conflict(about, what, f"write gpus_per_node: {wrong} and procs_per_node: {wrong}")
+        gpus = max(counts - {job.gpus_per_node or 0})
+        problem = f"{gpus} GPUs on a machine, where the job uses {job.gpus_per_node or 0}"
+        fields = ("accelerators", "gpus_per_node", "procs_per_node")
+        yield Conflict(fields, problem, f"write gpus_per_node: {gpus} and procs_per_node: {gpus}")
     if job.gpus_per_node and not job.accelerators and job.instance_type is None:
-        what = f"asks for {job.gpus_per_node} GPUs, and nothing says of which kind"
+        problem = f"asks for {job.gpus_per_node} GPUs, and nothing says of which kind"
         remedy = f"write accelerators: A100:{job.gpus_per_node}"
-        yield Conflict(("accelerators", "gpus_per_node"), what, remedy)
-    if job.instance_type and len({each.partition("/")[0] for each in job.infra}) != 1:
-        what = f"{job.instance_type} is one cloud's name for a machine"
-        yield Conflict(("instance_type", "infra"), what, "write infra: with that cloud")
+        yield Conflict(("accelerators", "gpus_per_node"), problem, remedy)
+    if job.instance_type and len({item.partition("/")[0] for item in job.infra}) != 1:
+        problem = f"{job.instance_type} is one cloud's name for a machine"
+        yield Conflict(("instance_type", "infra"), problem, "write infra: with that cloud")
     if job.on_demand_fallback and not job.spot:
-        what = "has no effect: the machines are paid in full anyway"
-        yield Conflict(("on_demand_fallback", "spot"), what, "leave it out", False)
+        problem = "has no effect: the machines are paid in full anyway"
+        yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
     image = job.image or ""
     if "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
-        what = f"{image} looks like a container's image, and would be taken for a cloud's"
-        yield Conflict(("image",), what, f"write docker:{image}", False)
+        problem = f"{image} looks like a container's image, and would be taken for a cloud's"
+        yield Conflict(("image",), problem, f"write docker:{image}", False)
     if image.startswith("docker:") and "@sha256:" not in image:
-        what = f"{image} may be another image the next time a machine starts"
-        yield Conflict(("image",), what, "name it by digest: docker:NAME@sha256:…", False)
+        problem = f"{image} may be another image the next time a machine starts"
+        yield Conflict(("image",), problem, "name it by digest: docker:NAME@sha256:…", False)
 
 
 def _variables(job: SkyJob) -> Iterator[Conflict]:
     for name in job.env:
-        if name.startswith(_OWNED):
+        if name.startswith(_SKY_PREFIX):
             yield Conflict((f"env.{name}",), "is set by SkyPilot", "take another name")
     for i, name in enumerate(job.secrets):
-        about = (f"secrets[{i}]", "secrets")
+        fields = (f"secrets[{i}]", "secrets")
         if name in job.env:
-            yield Conflict(about, f"{name} is in env as well", "leave one of them out")
-        if name in (*rules.OWNED_NAMES, *_MACHINES_OWN) or name.startswith(
-            (_OWNED, "DDPGEN_", "LD_", "PET_")
+            yield Conflict(fields, f"{name} is in env as well", "leave one of them out")
+        if name in (*rules.RESERVED_VARIABLES, *_MACHINE_VARIABLES) or name.startswith(
+            (_SKY_PREFIX, "DDPGEN_", "LD_", "PET_")
         ):
-            what = f"{name} is set by bash, torchrun, SkyPilot, the machine or the launch script"
-            yield Conflict(about, what, "take another name")
+            problem = f"{name} is set by bash, torchrun, SkyPilot, the machine or the launch script"
+            yield Conflict(fields, problem, "take another name")
 
 
 def _setup(job: SkyJob) -> Iterator[Conflict]:
     if job.locked and job.requirements:
-        what = "are not installed where the environment is locked"
+        problem = "are not installed where the environment is locked"
         remedy = "write them into a file, run ddpgen lock SPEC -r FILE, and leave them out here"
-        yield Conflict(("requirements",), what, remedy)
-    names = [re.split(r"[^A-Za-z0-9_-]", wanted)[0].lower() for wanted in job.requirements]
+        yield Conflict(("requirements",), problem, remedy)
+    names = [
+        re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() for requirement in job.requirements
+    ]
     if names and "torch" not in names:
-        what = "are all that the job's Python will have, and torch is not among them"
-        yield Conflict(("requirements",), what, "add torch==VERSION", False)
+        problem = "are all that the job's Python will have, and torch is not among them"
+        yield Conflict(("requirements",), problem, "add torch==VERSION", False)
     needed = _PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
     if names and needed and needed not in names:
-        what = f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
-        yield Conflict(("requirements", "checkpoint.dir"), what, f"add {needed}==VERSION", False)
-    for i, wanted in enumerate(job.requirements):
-        if "==" not in wanted and "@" not in wanted and not wanted.startswith("-"):
-            what = f"{wanted} is another version next month, on the machine that takes over"
+        problem = (
+            f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
+        )
+        yield Conflict(("requirements", "checkpoint.dir"), problem, f"add {needed}==VERSION", False)
+    for i, requirement in enumerate(job.requirements):
+        if "==" not in requirement and "@" not in requirement and not requirement.startswith("-"):
+            problem = f"{requirement} is another version next month, on the machine that takes over"
             yield Conflict(
-                (f"requirements[{i}]", "requirements"), what, "write NAME==VERSION", False
+                (f"requirements[{i}]", "requirements"), problem, "write NAME==VERSION", False
             )
 
 
 def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     """Return sky.yaml, the files with the spec's own lines of bash, and .skyignore."""
-    placed = {**values(job, plan, "sky.activate.sh"), **_values(job)}
-    parts = {name: renderer.render(f"sky_{name}.sh.j2", placed) for name in ("setup", "run")}
-    text = renderer.render("sky.yaml.j2", {**placed, **parts})
-    start = f"(cd {{bundle}} && sky jobs launch{placed['secrets_given']} sky.yaml)"
+    template_values = {**values(job, plan, "sky.activate.sh"), **_values(job)}
+    parts = {
+        name: renderer.render(f"sky_{name}.sh.j2", template_values) for name in ("setup", "run")
+    }
+    text = renderer.render("sky.yaml.j2", {**template_values, **parts})
+    start = f"(cd {{bundle}} && sky jobs launch{template_values['secrets_given']} sky.yaml)"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
-        lines = renderer.render("setup.sh.j2", {**placed, "setup": job.setup})
+        lines = renderer.render("setup.sh.j2", {**template_values, "setup": job.setup})
         artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
-    artefacts += renderer.activation(placed)
-    return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
+    artefacts += renderer.activation(template_values)
+    return [*artefacts, Artefact(".skyignore", _SKYIGNORE, executable=False)]
 
 
 def _install(job: SkyJob) -> tuple[tuple[Word, ...], ...]:
@@ -194,9 +211,11 @@ def _values(job: SkyJob) -> dict[str, Any]:
     bucket, recovery = job.bucket, job.recovery
     kinds = list(directives.alternatives(job))
     common = tuple(directives.resources(job))
-    kept_at = job.checkpoint.url or ""
+    checkpoint_url = job.checkpoint.url or ""
     if bucket:
-        kept_at = bucket.url.rstrip("/") + directives.place(job, bucket).removeprefix(bucket.path)
+        checkpoint_url = bucket.url.rstrip("/") + directives.bucket_directory(
+            job, bucket
+        ).removeprefix(bucket.path)
     return {
         "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
         "num_nodes": int(job.nodes),
@@ -213,7 +232,7 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "bucket_path": bucket.path if bucket else "",
         "bucket_mode": directives.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
-        "stop_object": f"{kept_at}/stop",
+        "stop_object": f"{checkpoint_url}/stop",
         "secrets": job.secrets,
         "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
         "exit_preempted": directives.EXIT_PREEMPTED,
@@ -221,6 +240,6 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "sets_up": bool(job.setup or job.requirements or job.locked),
         "setup_lines": bool(job.setup),
         "script": "sky.setup.sh",
-        "base_python": at_home(job.python.interpreter),
+        "base_python": expand_home(job.python.interpreter),
         "install": _install(job),
     }

@@ -21,7 +21,7 @@ from ddpgen.tiers.sky.bucket import R2_ACCOUNT, STOP, Address
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # for an answer that we can do without
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 class UnreachableError(Exception):
@@ -32,18 +32,18 @@ class RefusedError(UnreachableError):
     """The cloud answered that the bucket does not exist, or that this user may not read it."""
 
 
-def look(at: Address) -> dict[str, str]:
+def read_facts(address: Address) -> dict[str, str]:
     """Return the facts in the job's part of the bucket, in the form in which driver.state.read takes them.
 
     `owner-age` is the age of rank 0's time stamp in seconds. Raises UnreachableError.
     """
-    return _in_time(at, _look, ANSWER_S)
+    return _with_timeout(address, _read_facts, ANSWER_S)
 
 
-def refusal(at: Address) -> str:
+def refusal(address: Address) -> str:
     """Return the cloud's own words why it refuses the bucket; "" if it does not, or cannot be reached."""
     try:
-        _in_time(at, _names, SHORT_S)
+        _with_timeout(address, _names, SHORT_S)
     except RefusedError as error:
         return str(error)
     except UnreachableError:
@@ -51,16 +51,16 @@ def refusal(at: Address) -> str:
     return ""
 
 
-def ask_to_stop(at: Address, said: str) -> None:
+def ask_to_stop(address: Address, reason: str) -> None:
     """Ask the job to stop after its current step. Raise UnreachableError."""
 
     def write(files: Any, root: str) -> None:
-        files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
+        files.pipe_file(f"{root}/{STOP}", f"{reason}\n".encode())
 
-    _in_time(at, write, ANSWER_S)
+    _with_timeout(address, write, ANSWER_S)
 
 
-def _look(files: Any, root: str) -> dict[str, str]:
+def _read_facts(files: Any, root: str) -> dict[str, str]:
     names = _names(files, root)
     if not names:
         return {"there": "no"}
@@ -82,14 +82,14 @@ def _look(files: Any, root: str) -> dict[str, str]:
     return facts
 
 
-def _names(files: Any, place: str) -> set[str]:
+def _names(files: Any, directory: str) -> set[str]:
     try:
-        found = files.ls(place, detail=False)
+        paths = files.ls(directory, detail=False)
     except FileNotFoundError as error:
         if "bucket" in str(error) and "exist" in str(error):
             raise  # not even the bucket is there
         return set()
-    return {str(path).rstrip("/").rpartition("/")[2] for path in found}
+    return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
 
 
 def _content(files: Any, path: str) -> str:
@@ -99,34 +99,36 @@ def _content(files: Any, path: str) -> str:
         return ""
 
 
-def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:
+def _with_timeout(
+    address: Address, work: Callable[[Any, str], _Result], timeout_s: float
+) -> _Result:
     """Return work(files, root), called in a thread. A thread that hangs is abandoned, and does not keep the process."""
-    outcome: list[_Found | BaseException] = []
+    outcome: list[_Result | BaseException] = []
 
     def attempt() -> None:
         try:
-            outcome.append(work(*_reach(at)))
+            outcome.append(work(*_open(address)))
         except BaseException as error:  # noqa: BLE001 (whatever a cloud's library raises)
             outcome.append(error)
 
     worker = threading.Thread(target=attempt, daemon=True)
-    with _in_its_environment(at):
+    with _with_settings(address):
         worker.start()
-        worker.join(within)
+        worker.join(timeout_s)
     if not outcome:
-        raise UnreachableError(f"no answer within {within:.0f} s")
-    (found,) = outcome
-    if isinstance(found, UnreachableError):
-        raise found
-    if isinstance(found, BaseException):
-        raise (RefusedError if _is_refusal(found) else UnreachableError)(_words(found)) from None
-    return found
+        raise UnreachableError(f"no answer within {timeout_s:.0f} s")
+    (result,) = outcome
+    if isinstance(result, UnreachableError):
+        raise result
+    if isinstance(result, BaseException):
+        raise (RefusedError if _is_refusal(result) else UnreachableError)(_words(result)) from None
+    return result
 
 
 @contextlib.contextmanager
-def _in_its_environment(at: Address) -> Iterator[None]:
+def _with_settings(address: Address) -> Iterator[None]:
     """Add the address's settings to the environment, where the clouds' libraries read them."""
-    added = {name: value for name, value in at.settings.items() if not _is_of_the_machines(value)}
+    added = {name: value for name, value in address.settings.items() if not _is_missing_file(value)}
     before = dict(os.environ)
     os.environ.update(added)
     try:
@@ -136,7 +138,7 @@ def _in_its_environment(at: Address) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _is_of_the_machines(value: str) -> bool:
+def _is_missing_file(value: str) -> bool:
     """True if the value is the path of a file that is missing here: the job's machines have it, with credentials."""
     return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
 
@@ -149,11 +151,11 @@ def _is_refusal(error: BaseException) -> bool:
     return refused or isinstance(error, (FileNotFoundError, PermissionError))
 
 
-def _reach(at: Address) -> tuple[Any, str]:
-    known = at.fsspec(_account() if at.scheme == "r2" else "")
-    if known is None:
-        raise UnreachableError(f"ddpgen cannot read {at.scheme}:// from here")
-    url, options, package = known
+def _open(address: Address) -> tuple[Any, str]:
+    fsspec_address = address.fsspec(_account() if address.scheme == "r2" else "")
+    if fsspec_address is None:
+        raise UnreachableError(f"ddpgen cannot read {address.scheme}:// from here")
+    url, options, package = fsspec_address
     try:
         fsspec = importlib.import_module("fsspec")
         files, root = fsspec.core.url_to_fs(
@@ -168,15 +170,15 @@ def _account() -> str:
     try:
         return Path(R2_ACCOUNT).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no text"
+        reason = error.strerror if isinstance(error, OSError) else "no text"
         raise UnreachableError(
-            f"{R2_ACCOUNT}: {why}; SkyPilot has the account's id written there"
+            f"{R2_ACCOUNT}: {reason}; SkyPilot has the account's id written there"
         ) from None
 
 
 def _words(error: BaseException) -> str:
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     kind = type(error).__name__
-    if not said:
+    if not message:
         return kind
-    return said if isinstance(error, OSError) else f"{kind}: {said}"
+    return message if isinstance(error, OSError) else f"{kind}: {message}"

@@ -14,14 +14,14 @@ from pathlib import Path
 from ddpgen.driver import trace
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import snapshot
-from ddpgen.monitor.record import Launched
+from ddpgen.monitor.record import Launch
 from ddpgen.tiers.sky import bucket, follow, jobs, skypilot, store
 from ddpgen.tiers.sky.fields import SkyJob
 
 _log = logging.getLogger(__name__)
 
 
-def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
     """Launch a copy of `bundle` as a managed job.
 
     Raises TargetUnavailableError if something is missing or SkyPilot refuses the job; FileTroubleError.
@@ -31,24 +31,24 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     _check_version()
     _check_name_is_free(job.name)
     _check_bucket(job)
-    copy = snapshot.take(bundle)
+    copy = snapshot.copy_bundle(bundle)
     words = jobs.launch(job.name, job.secrets, arguments)
-    _log.info(f"+ {skypilot.typed(words, str(copy))}")
-    queue = skypilot.typed(["jobs", "queue"])
+    _log.info(f"+ {skypilot.shell_line(words, str(copy))}")
+    queue = skypilot.shell_line(["jobs", "queue"])
     try:
         answer = skypilot.show(words, copy)
     except KeyboardInterrupt:
         _log.error(f"whether it was launched all the same, {queue} tells")
         raise
-    number = jobs.submitted(answer.said)
+    number = jobs.submitted(answer.output)
     if number is None:
         if trace.quiet():
-            _log.error(answer.said.rstrip("\n"))
+            _log.error(answer.output.rstrip("\n"))
         # SkyPilot refused, or its server went away and may launch it still
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
         )
-    return Launched("sky", number)
+    return Launch("sky", number)
 
 
 def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
@@ -66,10 +66,10 @@ def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
 def _check_version() -> None:
     """Raise TargetUnavailableError if the program is another version of SkyPilot, or another program."""
     answer = skypilot.ask(["--version"])
-    if answer.code != 0 or not jobs.fits(answer.said):
+    if answer.code != 0 or not jobs.is_supported(answer.output):
         raise TargetUnavailableError(
-            f"{skypilot.typed(['--version'])} says {jobs.complaint(answer.said)!r}, and ddpgen is for "
-            f"SkyPilot {jobs.FITS}; {skypilot.INSTALL}"
+            f"{skypilot.shell_line(['--version'])} says {jobs.complaint(answer.output)!r}, and ddpgen is for "
+            f"SkyPilot {jobs.VERSION}; {skypilot.INSTALL}"
         )
 
 
@@ -78,14 +78,14 @@ def _check_name_is_free(name: str) -> None:
 
     Two jobs would use the same place in the bucket. The second would notice that only on paid machines.
     """
-    seen = follow.find(name)
-    if seen.trouble:
-        raise TargetUnavailableError(seen.why)
-    if seen.live:
-        told = ", ".join(f"{job.id} ({job.words})" for job in seen.live)
-        ends = skypilot.typed(jobs.cancel([job.id for job in seen.live]))
+    queue_answer = follow.find(name)
+    if queue_answer.failed:
+        raise TargetUnavailableError(queue_answer.reason)
+    if queue_answer.live:
+        live_jobs = ", ".join(f"{job.id} ({job.words})" for job in queue_answer.live)
+        cancel_command = skypilot.shell_line(jobs.cancel([job.id for job in queue_answer.live]))
         raise TargetUnavailableError(
-            f"there is a job called {name} already: {told}; ddpgen stop ends it cleanly, {ends} at once"
+            f"there is a job called {name} already: {live_jobs}; ddpgen stop ends it cleanly, {cancel_command} at once"
         )
 
 
@@ -94,9 +94,9 @@ def _check_bucket(job: SkyJob) -> None:
 
     A bucket that this machine cannot reach is no error here, because the job's machines may reach it.
     """
-    at = bucket.address(job, os.environ)
-    if at is not None and (told := store.refusal(at)):
+    address = bucket.address(job, os.environ)
+    if address is not None and (refusal := store.refusal(address)):
         raise TargetUnavailableError(
-            f"{at.url}: {told}; the bucket has to exist, and whoever launches to be allowed to list, "
+            f"{address.url}: {refusal}; the bucket has to exist, and whoever launches to be allowed to list, "
             "read, write and delete there"
         )

@@ -15,7 +15,7 @@ from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.tier import Follow, Tier
 
 if TYPE_CHECKING:
-    from ddpgen.monitor.record import Launched
+    from ddpgen.monitor.record import Launch
 
 
 class Sky(Tier[SkyJob]):
@@ -34,10 +34,10 @@ class Sky(Tier[SkyJob]):
         return render.render(job, self.plan(job), renderer)
 
     def contained(self, job: SkyJob, image: str) -> SkyJob:
-        inside = replace(job.environment, packages="installed")
-        return replace(job, environment=inside, image=f"docker:{image}")
+        environment = replace(job.environment, packages="installed")
+        return replace(job, environment=environment, image=f"docker:{image}")
 
-    def submit(self, job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+    def submit(self, job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         from ddpgen.tiers.sky import submit
 
         return submit.submit(job, bundle, arguments)

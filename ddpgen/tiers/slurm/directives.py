@@ -14,7 +14,7 @@ from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 _SLACK_S = 60.0
 _WARNING_S = 300.0
 # Options that this tier writes. `extra` may not repeat one, because sbatch silently takes the last value.
-OWNED = frozenset([
+WRITTEN_OPTIONS = frozenset([
     *DIRECTIVES, "chdir", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input",
     "job-name", "mail-type", "mail-user", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
     "parsable", "requeue", "signal", "test-only", "time", "wrap",
@@ -23,19 +23,19 @@ OWNED = frozenset([
 
 def cpus_per_task(job: SlurmJob) -> int:
     """Return the CPUs of one task, which is a node's torchrun with all its processes."""
-    each = job.cpus_per_proc or job.train.threads + job.train.data_workers
-    return each * job.procs_per_node
+    cpus = job.cpus_per_proc or job.train.threads + job.train.data_workers
+    return cpus * job.procs_per_node
 
 
 def warning_s(job: SlurmJob) -> float:
     """Return the seconds before the time limit at which Slurm signals the job."""
     if job.warning is not None:
-        wanted = job.warning
+        warning = job.warning
     elif job.step_time is not None or job.write_time is not None:
-        wanted = (job.step_time or 0.0) + (job.write_time or 0.0) + _SLACK_S
+        warning = (job.step_time or 0.0) + (job.write_time or 0.0) + _SLACK_S
     else:
-        wanted = _WARNING_S if job.time is None else min(_WARNING_S, job.time / 3)
-    return min(float(math.ceil(wanted)), 65535.0)  # --signal takes no more
+        warning = _WARNING_S if job.time is None else min(_WARNING_S, job.time / 3)
+    return min(float(math.ceil(warning)), 65535.0)  # --signal takes no more
 
 
 def clock(seconds: float) -> str:
@@ -68,8 +68,8 @@ def directives(job: SlurmJob) -> Iterator[str]:
 
 
 def _size(job: SlurmJob) -> Iterator[str]:
-    most = int(job.nodes)
-    yield f"--nodes={job.nodes.least}-{most}" if job.nodes.elastic else f"--nodes={most}"
+    maximum = int(job.nodes)
+    yield f"--nodes={job.nodes.minimum}-{maximum}" if job.nodes.elastic else f"--nodes={maximum}"
     # One task a node: torchrun, which starts the node's processes. With a range of nodes this option makes
     # Slurm allocate the smallest number, always (22.05); srun gets the option in any case.
     if not job.nodes.elastic:

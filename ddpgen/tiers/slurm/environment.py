@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
+from ddpgen.shell import JoinedWord, Var, Word, expand_home, pieces, quote
 from ddpgen.tiers.slurm.fields import SlurmJob
 
 # Options of how a step runs, not of what the job gets. srun gets them as words: the supervisor removes the variables
 # into which sbatch puts them (train/launch/slurm/job.py).
-_OF_STEPS = frozenset([
+_STEP_OPTIONS = frozenset([
     "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
     "profile", "threads-per-core",
 ])  # fmt: skip
@@ -32,19 +32,19 @@ def modules(job: SlurmJob) -> Iterator[str]:
 
 def activation(job: SlurmJob) -> Iterator[str]:
     """Yield lines of bash that activate an environment. If the job has a container, they run in it."""
-    given = job.environment
-    if given.conda:
+    environment = job.environment
+    if environment.conda:
         yield '. "$(conda info --base)/etc/profile.d/conda.sh"'
-        yield f"conda activate {quote(at_home(given.conda))}"
-    if given.venv:
-        yield f". {quote(at_home(given.venv))}/bin/activate"
-    if given.uv:
+        yield f"conda activate {quote(expand_home(environment.conda))}"
+    if environment.venv:
+        yield f". {quote(expand_home(environment.venv))}/bin/activate"
+    if environment.uv:
         # All nodes run it, one at a time, because uv locks the environment that it makes.
-        yield f"uv sync --frozen --quiet --project {quote(at_home(given.uv))}"
-        yield f". {quote(at_home(given.uv))}/.venv/bin/activate"
+        yield f"uv sync --frozen --quiet --project {quote(expand_home(environment.uv))}"
+        yield f". {quote(expand_home(environment.uv))}/.venv/bin/activate"
 
 
-def inside(job: SlurmJob) -> Iterator[Word]:
+def container_command(job: SlurmJob) -> Iterator[Word]:
     """Yield the words that run a command in the container on each node. The supervisor fills in {…}."""
     container = job.environment.container
     if container is None or container.runtime == "pyxis":
@@ -54,24 +54,24 @@ def inside(job: SlurmJob) -> Iterator[Word]:
         yield "--nv"
     yield from ("--bind={bundle}", "--bind={checkpoint_dir}")
     for mount in container.mounts:
-        yield Joined(("--bind=", *pieces(at_home(mount))))
+        yield JoinedWord(("--bind=", *pieces(expand_home(mount))))
     yield "--pwd={bundle}"
     yield from container.options
-    yield at_home(container.image)
+    yield expand_home(container.image)
 
 
-def on_nodes(job: SlurmJob) -> Iterator[Word]:
+def step_options(job: SlurmJob) -> Iterator[Word]:
     """Yield options of srun: those of the spec for a step, and the container's, because pyxis is a plugin of srun."""
-    yield from (option for option in job.extra if option[2:].partition("=")[0] in _OF_STEPS)
+    yield from (option for option in job.extra if option[2:].partition("=")[0] in _STEP_OPTIONS)
     container = job.environment.container
     if container is None or container.runtime != "pyxis":
         return
-    yield Joined(("--container-image=", *pieces(at_home(container.image))))
+    yield JoinedWord(("--container-image=", *pieces(expand_home(container.image))))
     mounts: list[str | Var] = [
         "--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir}"
     ]
     for mount in container.mounts:
-        mounts += [",", *pieces(at_home(mount))]
-    yield Joined(tuple(mounts))
+        mounts += [",", *pieces(expand_home(mount))]
+    yield JoinedWord(tuple(mounts))
     yield "--container-workdir={bundle}"
     yield from container.options

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Text, Whole, setting
+from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import DESTINATION, Environment, JobSpec
 from ddpgen.spec.times import ClockTime, Duration
@@ -20,24 +20,24 @@ WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
 _SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
-_PATH = Text(wants="a path")
+_PATH = Text(allowed="a path")
 
 
 class Directive(Text):
     """A value that sbatch takes unchanged. The field's name is the option, so the field becomes an #SBATCH line."""
 
-    def __init__(self, pattern: str = WORD, wants: str = _PLAIN):
-        super().__init__(pattern, wants)
+    def __init__(self, pattern: str = WORD, allowed: str = _PLAIN):
+        super().__init__(pattern, allowed)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Container:
     """The container that the job runs in on every node."""
 
-    image: str = setting(Text(wants="an image"))
+    image: str = setting(Text(allowed="an image"))
     runtime: str = setting(Choice("apptainer", "pyxis"), "apptainer")
-    mounts: tuple[str, ...] = setting(Texts(Text(wants="a path, or source:target")), ())
-    options: tuple[str, ...] = setting(Texts(Text(wants="a word of its command line")), ())
+    mounts: tuple[str, ...] = setting(Texts(Text(allowed="a path, or source:target")), ())
+    options: tuple[str, ...] = setting(Texts(Text(allowed="a word of its command line")), ())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -57,13 +57,13 @@ class SlurmEnvironment(Environment):
 class SlurmJob(JobSpec):
     """A job for the tier `slurm`: the job's fields and the tier's own."""
 
-    meets: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
 
     time: float | None = setting(ClockTime(), None)
     partition: str | None = setting(Directive(), None)
     account: str | None = setting(Directive(), None)
     qos: str | None = setting(Directive(), None)
-    cpus_per_proc: int | None = setting(Whole(1, 4096), None)
+    cpus_per_proc: int | None = setting(WholeNumber(1, 4096), None)
     mem: str | None = setting(_SIZE, None)
     gpu_request: str = setting(
         Choice("gpus-per-node", "gres", "gpus-per-task", "none"), "gpus-per-node"
@@ -95,17 +95,17 @@ class SlurmJob(JobSpec):
         None,
     )
     extra: tuple[str, ...] = setting(Texts(_OPTION), ())
-    requeues: int = setting(Whole(0, 10_000), 20)
+    requeues: int = setting(WholeNumber(0, 10_000), 20)
     warning: float | None = setting(Duration(), None)
     step_time: float | None = setting(Duration(), None)
     write_time: float | None = setting(Duration(), None)
     environment: SlurmEnvironment = setting(
         Group(SlurmEnvironment, shorthand="packages"), SlurmEnvironment
     )
-    setup: tuple[str, ...] = setting(Texts(Text(wants="a line of bash")), ())
+    setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
     login: str | None = setting(DESTINATION, None)
-    dir: str = setting(Text(wants="a path"), "~/ddpgen")
-    ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
+    dir: str = setting(Text(allowed="a path"), "~/ddpgen")
+    ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     @property
     def single(self) -> SlurmJob:

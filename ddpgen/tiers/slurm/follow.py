@@ -20,29 +20,29 @@ from ddpgen.driver.state import JobState
 from ddpgen.driver.wording import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places, scripts
-from ddpgen.monitor.places import Login, Place
-from ddpgen.monitor.record import Following, Launched
+from ddpgen.monitor.places import LoginNode, Machine
+from ddpgen.monitor.record import Following, Launch
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
 from ddpgen.tiers.slurm import jobs as slurm_jobs
 from ddpgen.tiers.slurm.fields import SlurmJob
 from ddpgen.tiers.slurm.jobs import QueuedJob
-from ddpgen.tiers.slurm.place import reach
+from ddpgen.tiers.slurm.place import control_machine
 
 _log = logging.getLogger(__name__)
-_MOST_TASKS = 8  # status reads the directories of so many tasks of an array
+_MAX_TASKS = 8  # status reads the directories of so many tasks of an array
 
 
-AT_ONCE = "scancel JOBID"
+KILL_ADVICE = "scancel JOBID"
 INTERVAL_S = 10  # a look costs questions to slurmctld
 
 
-class Asked(NamedTuple):
-    """A job of the spec, the machine with its Slurm's programs, and the last launch there."""
+class JobAccess(NamedTuple):
+    """A job of the spec, the machine with the programs of its Slurm, and the last launch there."""
 
     job: SlurmJob
-    place: Place
-    launched: Launched | None
+    machine: Machine
+    launched: Launch | None
 
     @property
     def cluster(self) -> str:
@@ -57,52 +57,59 @@ class Asked(NamedTuple):
 
     def directory(self, task: str = "") -> str:
         """Return the job's checkpoint directory. Each task of an array has its own."""
-        directory = self.place.checkpoints(self.job)
+        directory = self.machine.checkpoints(self.job)
         return f"{directory}-{task}" if self.job.array else directory
 
 
 @contextlib.contextmanager
 def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
     """Yield a function that asks for the status at each call. Both raise TargetUnavailableError."""
-    with _reach(following) as asked:
-        yield functools.partial(_status, asked)
+    with _access(following) as access:
+        yield functools.partial(_status, access)
 
 
-def _status(asked: Asked) -> JobStatus:
-    found, seen = _look(asked)
-    states = {task: _read(asked, task) for task in tasks(seen)} if asked.job.array else {"": found}
-    shown = {asked.place.shown(asked.directory(task)): states[task] for task in states}
-    log = asked.launched.log if asked.launched is not None else ""
-    return status_of(seen, shown, asked.unknown, asked.place.shown(log) if log else "")
+def _status(access: JobAccess) -> JobStatus:
+    job_state, queued = _query(access)
+    states = {"": job_state}
+    if access.job.array:
+        states = {task: _read(access, task) for task in tasks(queued)}
+    shown = {access.machine.shown(access.directory(task)): states[task] for task in states}
+    log = access.launched.log if access.launched is not None else ""
+    return status_of(queued, shown, access.unknown, access.machine.shown(log) if log else "")
 
 
-def tasks(seen: Sequence[QueuedJob]) -> list[str]:
+def tasks(queued: Sequence[QueuedJob]) -> list[str]:
     """Return the tasks of an array whose directories `status` reads, live ones first."""
-    live_first = sorted(seen, key=lambda job: job.over)
-    return list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
+    live_first = sorted(queued, key=lambda job: job.ended)
+    return list(dict.fromkeys(job.task for job in live_first if job.task))[:_MAX_TASKS]
 
 
 def status_of(
-    seen: Sequence[QueuedJob], states: Mapping[str, JobState], unknown: str, log: str
+    queued: Sequence[QueuedJob], states: Mapping[str, JobState], unknown: str, log: str
 ) -> JobStatus:
     """Return the status of a job, from Slurm's jobs and the state in each checkpoint directory.
 
     `unknown`: the message if Slurm has no such job. `log`: the path of the job's output; "" if it is not known.
     """
-    said: list[str | Report] = [*(table(slurm_jobs.table(seen)) if seen else [unknown])]
-    reports = [Report(place, found, _runs(found, seen)) for place, found in states.items()]
-    said += reports
-    if log:
-        said.append(f"log: {log}")
-    said += [
-        f"Slurm calls job {each.id} {each.state!r}, which this version of ddpgen does not know; ask Slurm: squeue "
-        f"--job={each.id}"
-        for each in seen
-        if not each.known
+    parts: list[str | Report] = [*(table(slurm_jobs.table(queued)) if queued else [unknown])]
+    reports = [
+        Report(directory, job_state, _runs(job_state, queued))
+        for directory, job_state in states.items()
     ]
-    over = not any(each.live for each in seen) if seen else any(each.over for each in reports)
-    jobs = [f"{e.id} {e.state}" + (f" ({e.why})" if e.why else "") for e in seen]
-    return JobStatus(said, over, ", ".join(jobs))
+    parts += reports
+    if log:
+        parts.append(f"log: {log}")
+    parts += [
+        f"Slurm calls job {job.id} {job.state!r}, which this version of ddpgen does not know; ask Slurm: squeue "
+        f"--job={job.id}"
+        for job in queued
+        if not job.has_known_state
+    ]
+    ended = (
+        not any(job.live for job in queued) if queued else any(report.ended for report in reports)
+    )
+    jobs = [f"{e.id} {e.state}" + (f" ({e.reason})" if e.reason else "") for e in queued]
+    return JobStatus(parts, ended, ", ".join(jobs))
 
 
 def status(following: Following) -> JobStatus:
@@ -113,53 +120,54 @@ def status(following: Following) -> JobStatus:
 
 def stop(following: Following, now: bool) -> Iterator[str]:
     """Cancel jobs that wait and ask running ones for a clean stop. Raise TargetUnavailableError."""
-    with _reach(following) as asked:
-        _, seen = _look(asked)
-        waiting = [each.id for each in seen if each.waits]
+    with _access(following) as access:
+        _, queued = _query(access)
+        waiting = [job.id for job in queued if job.waiting]
         if waiting:
-            _told(asked.place, slurm_jobs.cancel_waiting(waiting, asked.cluster))
+            _answer(access.machine, slurm_jobs.cancel_waiting(waiting, access.cluster))
             yield f"taken out of the queue: {', '.join(waiting)}"
-            _, seen = _look(asked)  # one may have begun at that moment
-        running = [each for each in seen if not each.waits and not each.over]
+            _, queued = _query(access)  # one may have begun at that moment
+        running = [job for job in queued if not job.waiting and not job.ended]
         if not waiting and not running:
-            yield f"nothing to stop: {', '.join(f'{e.id} {e.state}' for e in seen) or asked.unknown}"
-        for directory, each in {asked.directory(each.task): each for each in running}.items():
-            yield _ask_to_stop(asked, directory, each)
+            yield f"nothing to stop: {', '.join(f'{e.id} {e.state}' for e in queued) or access.unknown}"
+        for directory, job in {access.directory(job.task): job for job in running}.items():
+            yield _ask_to_stop(access, directory, job)
 
 
 def logs(following: Following, lines: int, follow: bool) -> int:
     """Show the end of the job's output and return the exit code. Raise TargetUnavailableError, DdpgenError."""
-    with _reach(following) as asked:
-        file = asked.launched.log if asked.launched else ""
+    with _access(following) as access:
+        file = access.launched.log if access.launched else ""
         if not file:
-            _, seen = _look(asked)
-            file = seen[-1].log if seen else ""
+            _, queued = _query(access)
+            file = queued[-1].log if queued else ""
         if not file:
-            raise DdpgenError(asked.unknown)
-        if isinstance(asked.place, Login):
-            _log.info(f"{asked.place.shown(file)}:")
-            code = asked.place.tail(file, lines, follow)
+            raise DdpgenError(access.unknown)
+        if isinstance(access.machine, LoginNode):
+            _log.info(f"{access.machine.shown(file)}:")
+            code = access.machine.tail(file, lines, follow)
             if code == SSH_FAILED:
-                raise TargetUnavailableError(f"{asked.place.name}: ssh has failed")
+                raise TargetUnavailableError(f"{access.machine.name}: ssh has failed")
             if code != os.EX_NOINPUT:
                 return code
         else:
             directory, name = os.path.split(file)
             files = sorted(glob.glob(os.path.join(glob.escape(directory), name)))
-            if files or (follow and not asked.job.array):
+            if files or (follow and not access.job.array):
                 become(places.tail(files or [file], lines, follow))
-        told = [
-            f"job {e.id} is {e.state}" + (f" ({e.why})" if e.why else "") for e in _look(asked)[1]
+        states = [
+            f"job {e.id} is {e.state}" + (f" ({e.reason})" if e.reason else "")
+            for e in _query(access)[1]
         ]
         raise DdpgenError(
-            f"{asked.place.shown(file)} is not there yet: {', '.join(told) or asked.unknown}"
+            f"{access.machine.shown(file)} is not there yet: {', '.join(states) or access.unknown}"
         )
 
 
-def lives(following: Following) -> bool:
+def is_live(following: Following) -> bool:
     """True if one of the jobs waits or runs. Raises TargetUnavailableError."""
-    with _reach(following) as asked:
-        return any(each.live for each in _look(asked)[1])
+    with _access(following) as access:
+        return any(job.live for job in _query(access)[1])
 
 
 def launched_at(following: Following) -> float | None:
@@ -167,75 +175,81 @@ def launched_at(following: Following) -> float | None:
     return None
 
 
-def keeps_here(following: Following) -> bool:
+def has_local_checkpoints(following: Following) -> bool:
     """True if the spec names no login node: then the checkpoint directory is on this machine."""
     return following.job.login is None if isinstance(following.job, SlurmJob) else True
 
 
 @contextlib.contextmanager
-def checkpoint_places(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+def checkpoint_locations(following: Following) -> Iterator[Sequence[tuple[Machine, str]]]:
     """Yield the machine with Slurm's programs, and the checkpoint directory on it. Raise TargetUnavailableError."""
-    with _reach(following) as asked:
-        yield [(asked.place, asked.directory())]
+    with _access(following) as access:
+        yield [(access.machine, access.directory())]
 
 
 @contextlib.contextmanager
-def _reach(following: Following) -> Iterator[Asked]:
+def _access(following: Following) -> Iterator[JobAccess]:
     job, launched = following.job, following.launched
     assert isinstance(job, SlurmJob)
     if launched is not None and launched.login != (job.login or ""):
         launched = None  # the spec names another cluster by now
-    with reach(job, following.beside) as place:
-        yield Asked(job, place, launched)
+    with control_machine(job, following.bundle_parent) as machine:
+        yield JobAccess(job, machine, launched)
 
 
-def _look(asked: Asked) -> tuple[JobState, list[QueuedJob]]:
+def _query(access: JobAccess) -> tuple[JobState, list[QueuedJob]]:
     """Return the state in the checkpoint directory, and our jobs in Slurm. The one submitted from here is the last."""
-    found = JobState() if asked.job.array else _read(asked)
-    ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
+    job_state = JobState() if access.job.array else _read(access)
+    ids = [job_state.slurm_job, access.launched.job if access.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
     if not ids:
-        ids = slurm_jobs.numbers(_told(asked.place, slurm_jobs.by_name(asked.job.name)))
-    return found, [job for number in ids for job in _find(asked, number)]
+        ids = slurm_jobs.numbers(_answer(access.machine, slurm_jobs.by_name(access.job.name)))
+    return job_state, [job for number in ids for job in _find(access, number)]
 
 
-def _read(asked: Asked, task: str = "") -> JobState:
-    directory = asked.directory(task)
-    return state.read(asked.place.facts(scripts.look(directory), f"read {directory}"))
-
-
-def _find(asked: Asked, number: str) -> list[QueuedJob]:
-    """Return a job, or the tasks of an array; [] if Slurm has forgotten it. Raise TargetUnavailableError."""
-    known = slurm_jobs.from_scontrol(
-        _told(asked.place, slurm_jobs.in_memory(number, asked.cluster))
+def _read(access: JobAccess, task: str = "") -> JobState:
+    directory = access.directory(task)
+    return state.read(
+        access.machine.facts(scripts.checkpoint_facts(directory), f"read {directory}")
     )
-    if known:
-        return known
+
+
+def _find(access: JobAccess, number: str) -> list[QueuedJob]:
+    """Return a job, or the tasks of an array; [] if Slurm has forgotten it. Raise TargetUnavailableError."""
+    found_jobs = slurm_jobs.from_scontrol(
+        _answer(access.machine, slurm_jobs.show_job(number, access.cluster))
+    )
+    if found_jobs:
+        return found_jobs
     try:
-        booked = asked.place.run(slurm_jobs.in_the_books(number, asked.cluster))
+        accounting = access.machine.run(slurm_jobs.show_accounting(number, access.cluster))
     except TargetUnavailableError:
         return []  # a cluster without accounting may not have sacct
-    return slurm_jobs.from_sacct(booked.said) if booked.code == 0 else []
+    return slurm_jobs.from_sacct(accounting.output) if accounting.code == 0 else []
 
 
-def _told(place: Place, argv: Sequence[str]) -> str:
-    answer = place.run(argv)
-    if answer.code != 0 and not slurm_jobs.unknown(answer.said):
-        said = answer.said.strip() or f"{argv[0]} ended with code {answer.code}"
-        raise TargetUnavailableError(said)
-    return answer.said
+def _answer(machine: Machine, argv: Sequence[str]) -> str:
+    answer = machine.run(argv)
+    if answer.code != 0 and not slurm_jobs.unknown(answer.output):
+        message = answer.output.strip() or f"{argv[0]} ended with code {answer.code}"
+        raise TargetUnavailableError(message)
+    return answer.output
 
 
-def _runs(found: JobState, seen: Sequence[QueuedJob]) -> bool | None:
+def _runs(job_state: JobState, queued: Sequence[QueuedJob]) -> bool | None:
     """True if Slurm runs the job that wrote the status; None if no job of Slurm wrote it."""
-    if not found.of_slurm:
+    if not job_state.status_slurm_job:
         return None  # another tier wrote it, or no job has begun
-    return any(not e.waits and not e.over for e in seen if e.id.partition("_")[0] == found.of_slurm)
+    return any(
+        not e.waiting and not e.ended
+        for e in queued
+        if e.id.partition("_")[0] == job_state.status_slurm_job
+    )
 
 
-def _ask_to_stop(asked: Asked, directory: str, job: QueuedJob) -> str:
+def _ask_to_stop(access: JobAccess, directory: str, job: QueuedJob) -> str:
     try:
-        asked.place.facts(scripts.stop(directory), f"ask for a stop in {directory}")
+        access.machine.facts(scripts.stop(directory), f"ask for a stop in {directory}")
     except TargetUnavailableError as error:
         raise TargetUnavailableError(
             f"{error}; job {job.id} runs: create the file stop in its checkpoint directory where that "

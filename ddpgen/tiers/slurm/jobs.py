@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ddpgen.monitor.report import telling
+from ddpgen.monitor.report import without_empty_columns
 
 _SACCT = "JobID,State,ExitCode,NodeList,Elapsed,Timelimit"
-_NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
+_EMPTY = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
 # Every state of squeue(1), JOB STATE CODES, up to Slurm 25.11: in the queue, with processes, ended for good.
 WAITING = frozenset(
     ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
@@ -22,7 +22,7 @@ RUNNING = frozenset([
     "STOPPED", "SUSPENDED", "UPDATE_DB",
 ])  # fmt: skip
 # train/launch/slurm/job.py has the same.
-OVER = frozenset([
+ENDED = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 ])  # fmt: skip
@@ -34,15 +34,15 @@ class QueuedJob(NamedTuple):
 
     id: str
     state: str
-    why: str = ""
+    reason: str = ""
     nodes: str = ""
-    runs: str = ""
+    elapsed: str = ""
     limit: str = ""
-    starts: str = ""
+    start_time: str = ""
     log: str = ""
 
     @property
-    def waits(self) -> bool:
+    def waiting(self) -> bool:
         """True if the job has not begun, or will begin again."""
         return self.state in WAITING
 
@@ -52,14 +52,14 @@ class QueuedJob(NamedTuple):
         return self.state in WAITING | RUNNING
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """True if the job has ended for good."""
-        return self.state in OVER
+        return self.state in ENDED
 
     @property
-    def known(self) -> bool:
+    def has_known_state(self) -> bool:
         """True if the state is one of WAITING, RUNNING and OVER."""
-        return self.state in WAITING | RUNNING | OVER
+        return self.state in WAITING | RUNNING | ENDED
 
     @property
     def task(self) -> str:
@@ -73,15 +73,21 @@ def by_name(name: str) -> list[str]:
     return ["squeue", "--noheader", "--me", f"--name={name}", "--format=%F"]
 
 
-def in_memory(number: str, cluster: str) -> list[str]:
+def show_job(number: str, cluster: str) -> list[str]:
     """Ask the controller, which forgets a job some minutes after its end."""
-    return ["scontrol", *_on(cluster), "show", "job", number]
+    return ["scontrol", *_cluster_option(cluster), "show", "job", number]
 
 
-def in_the_books(number: str, cluster: str) -> list[str]:
+def show_accounting(number: str, cluster: str) -> list[str]:
     """Ask the accounting, which a cluster may not have."""
-    asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={number}", f"--format={_SACCT}"]
-    return ["sacct", *_on(cluster), *asked]
+    options = [
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        f"--jobs={number}",
+        f"--format={_SACCT}",
+    ]
+    return ["sacct", *_cluster_option(cluster), *options]
 
 
 def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
@@ -89,31 +95,33 @@ def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
 
     The waiting tasks of an array have the id `59_0-7%2`; scancel takes the array's number for them.
     """
-    known = dict.fromkeys(n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids)
-    return ["scancel", *_on(cluster), "--state=PENDING", *known]
+    job_ids = dict.fromkeys(
+        n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids
+    )
+    return ["scancel", *_cluster_option(cluster), "--state=PENDING", *job_ids]
 
 
-def numbers(said: str) -> list[str]:
+def numbers(answer: str) -> list[str]:
     """Return the job numbers in an answer of squeue, without other lines."""
-    return list(dict.fromkeys(word for word in said.split() if word.isdigit()))
+    return list(dict.fromkeys(word for word in answer.split() if word.isdigit()))
 
 
-def from_sacct(said: str) -> list[QueuedJob]:
+def from_sacct(answer: str) -> list[QueuedJob]:
     """Return the jobs in an answer of sacct. The last line of a job is its last start."""
-    found: dict[str, QueuedJob] = {}
-    for line in said.splitlines():
+    jobs: dict[str, QueuedJob] = {}
+    for line in answer.splitlines():
         cells = line.strip().split("|")
         if len(cells) == 6 and re.match(r"\d+(?:_|$)", cells[0]):
             number, state, code, nodes, runs, limit = map(_plain, cells)
-            found[number] = QueuedJob(
+            jobs[number] = QueuedJob(
                 number, state.partition(" ")[0], _ended(code), nodes, runs, limit
             )
-    return list(found.values())
+    return list(jobs.values())
 
 
-def from_scontrol(said: str) -> list[QueuedJob]:
+def from_scontrol(answer: str) -> list[QueuedJob]:
     """Return the jobs in an answer of `scontrol show job`."""
-    records = re.split(r"^(?=JobId=\d)", said, flags=re.MULTILINE)
+    records = re.split(r"^(?=JobId=\d)", answer, flags=re.MULTILINE)
     return [_job(record) for record in records if record.startswith("JobId=")]
 
 
@@ -129,41 +137,41 @@ def _job(record: str) -> QueuedJob:
     job = QueuedJob(
         id=f"{value.get('ArrayJobId')}_{task}" if task else value["JobId"],
         state=value.get("JobState", ""),
-        why=value.get("Reason", ""),
+        reason=value.get("Reason", ""),
         nodes=value.get("NodeList", ""),
         limit=value.get("TimeLimit", ""),
         log=log[1] if log else "",
     )
-    if job.waits:
-        return job._replace(starts=value.get("StartTime", ""))
-    ended = _ended(value.get("ExitCode", "")) if job.over else ""
-    return job._replace(why=ended or job.why, runs=value.get("RunTime", ""))
+    if job.waiting:
+        return job._replace(start_time=value.get("StartTime", ""))
+    ended = _ended(value.get("ExitCode", "")) if job.ended else ""
+    return job._replace(reason=ended or job.reason, elapsed=value.get("RunTime", ""))
 
 
-def unknown(said: str) -> bool:
+def unknown(answer: str) -> bool:
     """True if the answer says that Slurm does not know the job (any more)."""
-    return "Invalid job id" in said
+    return "Invalid job id" in answer
 
 
-def submitted(said: str) -> tuple[str, str] | None:
+def submitted(answer: str) -> tuple[str, str] | None:
     """Return the id and the cluster in the output of `sbatch --parsable`; None if it names no job."""
-    found = re.findall(r"^(\d+)(?:;(\S+))?$", said, re.MULTILINE)
-    return found[-1] if found else None
+    matches = re.findall(r"^(\d+)(?:;(\S+))?$", answer, re.MULTILINE)
+    return matches[-1] if matches else None
 
 
 def table(jobs: Iterable[QueuedJob]) -> list[tuple[str, ...]]:
     """Return the rows of a table for people, the heading first."""
     heads = ("job", "state", "nodes", "runs", "limit", "starts", "why")
-    rows = [(j.id, j.state, j.nodes, j.runs, j.limit, j.starts, j.why) for j in jobs]
-    return telling([heads, *rows])
+    rows = [(j.id, j.state, j.nodes, j.elapsed, j.limit, j.start_time, j.reason) for j in jobs]
+    return without_empty_columns([heads, *rows])
 
 
-def _on(cluster: str) -> list[str]:
+def _cluster_option(cluster: str) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
 def _plain(cell: str) -> str:
-    return "" if cell.strip() in _NOTHING else cell.strip()
+    return "" if cell.strip() in _EMPTY else cell.strip()
 
 
 def _ended(code: str) -> str:

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpgen.driver.plan import Plan, PlannedHost
-from ddpgen.monitor.places import Place, logins
+from ddpgen.monitor.places import Machine, logins
 from ddpgen.tiers.slurm.fields import SlurmJob
 
 
 @contextlib.contextmanager
-def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
+def control_machine(job: SlurmJob, bundle_parent: Path) -> Iterator[Machine]:
     """Yield the login node of the spec, else this machine. Raise TargetUnavailableError.
 
-    `beside`: the directory that holds the bundle on this machine.
+    `bundle_parent`: the directory that holds the bundle on this machine.
     """
     if job.login is None:
-        yield Place(str(beside))
+        yield Machine(str(bundle_parent))
         return
     host = PlannedHost(job.login, job.login, job.dir, "slurm.sbatch")
-    way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
-    with logins(way) as (login,):
-        yield login
+    hosts_plan = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
+    with logins(hosts_plan) as (login_node,):
+        yield login_node

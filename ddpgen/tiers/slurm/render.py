@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import Joined, Var, pieces
+from ddpgen.shell import JoinedWord, Var, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan, values
@@ -25,31 +25,31 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
     yield from _directives(job)
     yield from _times(job)
     yield from _environment(job)
-    yield from rules.places("dir", job.dir)
+    yield from rules.host_path("dir", job.dir)
     if job.checkpoint.shared is False:
-        what = (
+        problem = (
             "slurm starts the job on other nodes next time, and they have to find its checkpoints"
         )
         yield Conflict(
-            ("checkpoint.shared",), what, "leave it out, and name a directory all nodes see"
+            ("checkpoint.shared",), problem, "leave it out, and name a directory all nodes see"
         )
 
 
 def _directives(job: SlurmJob) -> Iterator[Conflict]:
     for i, option in enumerate(job.extra):
         name = option[2:].partition("=")[0]
-        if name in directives.OWNED:
-            what = f"--{name} is said by this tier itself"
-            yield Conflict((f"extra[{i}]", "extra"), what, "use the field for it (docs/spec.md)")
+        if name in directives.WRITTEN_OPTIONS:
+            problem = f"--{name} is said by this tier itself"
+            yield Conflict((f"extra[{i}]", "extra"), problem, "use the field for it (docs/spec.md)")
     if job.gpu_type and not job.gpus_per_node:
-        what = "names a type of GPU, and the job asks for none"
-        yield Conflict(("gpu_type",), what, f"write gpus_per_node: {job.procs_per_node}")
+        problem = "names a type of GPU, and the job asks for none"
+        yield Conflict(("gpu_type",), problem, f"write gpus_per_node: {job.procs_per_node}")
     if job.gpus_per_node and job.gpu_request == "gpus-per-task" and job.nodes.elastic:
-        what = "sbatch takes gpus-per-task only for a fixed number of nodes"
-        yield Conflict(("gpu_request", "nodes"), what, "write gpus-per-node or gres")
+        problem = "sbatch takes gpus-per-task only for a fixed number of nodes"
+        yield Conflict(("gpu_request", "nodes"), problem, "write gpus-per-node or gres")
     if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
-        what = "is asked for nowhere with gpu_request: none"
-        yield Conflict(("gpu_type", "gpu_request"), what, "leave one of them out")
+        problem = "is asked for nowhere with gpu_request: none"
+        yield Conflict(("gpu_type", "gpu_request"), problem, "leave one of them out")
 
 
 def _times(job: SlurmJob) -> Iterator[Conflict]:
@@ -57,55 +57,59 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
         return
     warned = directives.warning_s(job)
     if warned >= job.time:
-        what = (
+        problem = (
             f"the warning comes {warned:g} s before the end of {job.time:g} s: at once, every time"
         )
-        about = ("warning", "step_time", "write_time", "time")
-        yield Conflict(about, what, "write a longer time, or a shorter warning")
+        fields = ("warning", "step_time", "write_time", "time")
+        yield Conflict(fields, problem, "write a longer time, or a shorter warning")
 
 
 def _environment(job: SlurmJob) -> Iterator[Conflict]:
-    given = job.environment
-    chosen = [name for name in ("conda", "venv", "uv") if getattr(given, name)]
+    environment_fields = job.environment
+    chosen = [name for name in ("conda", "venv", "uv") if getattr(environment_fields, name)]
     if len(chosen) > 1:
-        what = f"{' and '.join(chosen)} are both given"
-        yield Conflict((f"environment.{chosen[1]}",), what, "keep one of them")
+        problem = f"{' and '.join(chosen)} are both given"
+        yield Conflict((f"environment.{chosen[1]}",), problem, "keep one of them")
     for name in ("venv", "uv"):
-        path = getattr(given, name)
-        yield from rules.places(f"environment.{name}", path)
+        path = getattr(environment_fields, name)
+        yield from rules.host_path(f"environment.{name}", path)
         if path and not path.startswith(("/", "~")):
-            what = f'"{path}" is another place on every node'
-            yield Conflict((f"environment.{name}",), what, "write ~/path or /path")
+            problem = f'"{path}" is another place on every node'
+            yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")
 
 
 def render(job: SlurmJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     """Return slurm.sbatch, and the files that are sourced on the first node and on all nodes."""
-    placed = {**values(job, plan, "slurm.activate.sh"), **_values(job, plan)}
-    script = renderer.render("slurm.sbatch.j2", placed)
+    template_values = {**values(job, plan, "slurm.activate.sh"), **_values(job, plan)}
+    script = renderer.render("slurm.sbatch.j2", template_values)
     artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
-    artefacts += renderer.activation(placed)
+    artefacts += renderer.activation(template_values)
 
-    def add(name: str, template: str, inside: dict[str, Any]) -> None:
-        text = renderer.render(template, {**inside, "script": name})
+    def add(name: str, template: str, container_values: dict[str, Any]) -> None:
+        text = renderer.render(template, {**container_values, "script": name})
         artefacts.append(Artefact(name, text, executable=False))
 
     if job.setup:
-        add("slurm.setup.sh", "setup.sh.j2", placed)
+        add("slurm.setup.sh", "setup.sh.j2", template_values)
     lines = (*environment.activation(job), *job.python.activate)
     if job.environment.container and (lines or job.env):
-        inside = {**placed, "activate": lines, "activation": "slurm.container.activate.sh"}
-        add("slurm.container.sh", "container.sh.j2", inside)
-        artefacts += renderer.activation(inside)
+        container_values = {
+            **template_values,
+            "activate": lines,
+            "activation": "slurm.container.activate.sh",
+        }
+        add("slurm.container.sh", "container.sh.j2", container_values)
+        artefacts += renderer.activation(container_values)
     return artefacts
 
 
 def _values(job: SlurmJob, plan: Plan) -> dict[str, Any]:
-    least, most = job.nodes.least, int(job.nodes)
-    nodes = f"{least} to {most}" if least < most else f"{most}"
+    minimum, maximum = job.nodes.minimum, int(job.nodes)
+    nodes = f"{minimum} to {maximum}" if minimum < maximum else f"{maximum}"
     directory = pieces(plan.checkpoint_dir)
     task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
     # Every start after the first one runs this copy of the bundle (train/launch/slurm/directory.py).
-    saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
+    saved = JoinedWord((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
     first = re.match("[0-9]+", job.array or "")
     return {
         "directives": directives.directives(job),

@@ -15,7 +15,7 @@ from ddpgen.tiers.slurm.fields import Container, SlurmJob
 from ddpgen.tiers.tier import Follow, Tier
 
 if TYPE_CHECKING:
-    from ddpgen.monitor.record import Launched
+    from ddpgen.monitor.record import Launch
 
 
 class Slurm(Tier[SlurmJob]):
@@ -36,10 +36,10 @@ class Slurm(Tier[SlurmJob]):
         container = replace(job.environment.container or Container(""), image=f"docker://{image}")
         if container.runtime != "apptainer":
             return job
-        inside = replace(job.environment, packages="installed", container=container)
-        return replace(job, environment=inside)
+        environment = replace(job.environment, packages="installed", container=container)
+        return replace(job, environment=environment)
 
-    def submit(self, job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+    def submit(self, job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         from ddpgen.tiers.slurm import submit
 
         return submit.submit(job, bundle, arguments)

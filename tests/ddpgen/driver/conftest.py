@@ -30,14 +30,14 @@ sys.path.insert(0, str(bundle / "hosts"))
 from driver.command import main
 from driver.pace import Pace
 pace = Pace(
-    same=0.0,
+    signal_repeat=0.0,
     beat=0.1,
     check=float(os.environ["CHECK_S"]),
-    alone=0.5,
-    kill=60,
-    exit_barrier=60,
+    after_failure=0.5,
+    after_kill=60,
+    after_success=60,
     retry=0.2,
-    again=3,
+    hosts_return=3,
     flush=60,
 )
 sys.exit(main(sys.argv[2:], str(bundle), pace))

@@ -138,15 +138,15 @@ def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.Mon
             status = ask()
         (report,) = status.reports
         facts = report.facts()
-        assert (report.place, facts["step"], facts["loss"], facts["newest_checkpoint"]) == (
+        assert (report.location, facts["step"], facts["loss"], facts["newest_checkpoint"]) == (
             "lap:ddpgen/checkpoints/pair", 40, 2.5, 40,
         )  # fmt: skip
         if word.startswith("running"):  # desk may run it
-            assert (facts["state"], status.over) == ("running", False)
+            assert (facts["state"], status.ended) == ("running", False)
             assert status.jobs.startswith("desk unreachable, lap ")
-            assert "desk: ssh: " in str(status.said)
+            assert "desk: ssh: " in str(status.parts)
         else:
-            assert (facts["state"], status.over) == ("done at step 40", True)
+            assert (facts["state"], status.ended) == ("done at step 40", True)
             assert status.jobs.startswith("desk does not run")
     for host in ("desk", "lap"):
         ours.door(host, "refused")

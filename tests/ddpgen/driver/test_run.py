@@ -215,7 +215,7 @@ def test_a_host_that_ends_with_the_one_that_failed_has_crashed_and_is_not_killed
     stage: Make,
 ) -> None:
     ours = plays(stage(), desk="lonely", lap="fail")
-    code, output = ours.play(**at_pace(ours, "alone=0.5", f"alone={TIMEOUT_S}"))
+    code, output = ours.play(**at_pace(ours, "after_failure=0.5", f"after_failure={TIMEOUT_S}"))
     assert code == 1
     states = table(output)
     assert states["lap"] == ["failed", "1", "lap: out of memory"]
@@ -299,7 +299,7 @@ def test_a_host_that_is_stopped_before_all_have_met_stops_the_others(stage: Make
 
 def test_a_second_ctrl_c_kills_and_a_host_that_is_deaf_is_left(stage: Make) -> None:
     ours = plays(stage(), desk="deaf", lap="deaf")
-    process = ours.start(**at_pace(ours, "kill=60", "kill=2"))
+    process = ours.start(**at_pace(ours, "after_kill=60", "after_kill=2"))
     wait_for(lambda: ours.started() == ["desk", "lap"])
     process.send_signal(signal.SIGINT)
     until(process, "INT: asking")
@@ -313,7 +313,9 @@ def test_a_second_ctrl_c_kills_and_a_host_that_is_deaf_is_left(stage: Make) -> N
 
 def test_a_ctrl_c_that_a_wrapper_passes_on_as_well_is_one(stage: Make) -> None:
     ours = stage()
-    process = training(ours, "desk", "lap", **at_pace(ours, "same=0.0", "same=60"))
+    process = training(
+        ours, "desk", "lap", **at_pace(ours, "signal_repeat=0.0", "signal_repeat=60")
+    )
     process.send_signal(signal.SIGINT)
     until(process, "INT: asking")
     process.send_signal(signal.SIGINT)
@@ -525,7 +527,7 @@ def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) ->
 
 def test_ctrl_c_before_the_rest_starts_anew_starts_nothing(stage: Make) -> None:
     ours = elastic(stage)
-    process = training(ours, *ELASTIC, **at_pace(ours, "retry=0.2", "retry=0.2, remind=1"))
+    process = training(ours, *ELASTIC, **at_pace(ours, "retry=0.2", "retry=0.2, reminder=1"))
     ours.door("desk", "silent")
     ours.cut("desk")
     until(process, "starting again, 1 of 3", "still waiting for desk (")  # the others are ready

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ddpgen.driver import remote, ssh
-from ddpgen.driver.argv import UsageError, Wanted, parse
+from ddpgen.driver.argv import DriverCommand, UsageError, parse
 from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import End, Evidence, culprit, exit_code, judged, may_start_again
-from ddpgen.driver.plan import Plan, PlannedHost, at_login, read
-from ddpgen.driver.screen import LONGEST, Lines, Screen, shown
-from ddpgen.driver.session import why_not
+from ddpgen.driver.plan import Plan, PlannedHost, login_path, read
+from ddpgen.driver.screen import MAX_LINE, Lines, Screen, shown
+from ddpgen.driver.session import failure_reason
 
 LISTING: dict[str, Any] = {
     "name": "pair",
@@ -40,13 +40,13 @@ def plan(**keys: Any) -> Plan:
 
 
 def test_what_was_typed() -> None:
-    assert parse([]) == Wanted("run")
-    assert parse(["--steps=5", "--status"]) == Wanted("run", None, ("--steps=5", "--status"))
-    assert parse(["--", "--status", "--"]) == Wanted("run", None, ("--status", "--"))
-    assert parse(["--preflight"]) == Wanted("run", None, ("--preflight",))
-    assert parse(["--fetch=x y"]) == Wanted("fetch", "x y")
-    assert parse(["--logs", "a"]) == Wanted("logs", "a")
-    assert parse(["-h"]) == Wanted("help")
+    assert parse([]) == DriverCommand("run")
+    assert parse(["--steps=5", "--status"]) == DriverCommand("run", None, ("--steps=5", "--status"))
+    assert parse(["--", "--status", "--"]) == DriverCommand("run", None, ("--status", "--"))
+    assert parse(["--preflight"]) == DriverCommand("run", None, ("--preflight",))
+    assert parse(["--fetch=x y"]) == DriverCommand("fetch", "x y")
+    assert parse(["--logs", "a"]) == DriverCommand("logs", "a")
+    assert parse(["-h"]) == DriverCommand("help")
     for words in (["--status", "x"], ["--logs", "a", "b"], ["--fetch="]):
         with pytest.raises(UsageError):
             parse(words)
@@ -57,7 +57,7 @@ def test_places_start_from_the_login_directory() -> None:
     assert (plan().bundle(a), plan().bundle(b)) == ("./it's here/pair", "/data/pair")
     assert plan().checkpoints(b) == "/data/runs/pair"
     assert plan(checkpoint_dir="~/runs").checkpoints(b) == "./runs"
-    assert [at_login(path) for path in ("~", "~/x", "-x", "/x")] == ["./", "./x", "./-x", "/x"]
+    assert [login_path(path) for path in ("~", "~/x", "-x", "/x")] == ["./", "./x", "./-x", "/x"]
 
 
 HOSTILE = ["", "it's", "a\nb", "$(touch x)`y`", "\\", "-n", "é☃", "\x01\x7f", "'; exit; '", "\r\n"]
@@ -184,7 +184,7 @@ def test_what_ssh_complains_of_and_what_to_do(said: bytes, begins: str, ends: st
 
 def test_advice_names_the_command_that_the_driver_uses() -> None:
     own = ssh.Ssh(("my ssh", "-v"), ("-i", "key"), {"a": 0}, Path("/private"))
-    assert own.by_hand(HOST) == "'my ssh' -v -i key ssh://me@a:2222"
+    assert own.login_command(HOST) == "'my ssh' -v -i key ssh://me@a:2222"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
 def test_a_login_shell_that_does_not_come_to_an_end_is_quoted(
     outcome: Completed, begins: str
 ) -> None:
-    assert why_not(outcome, PLAIN, HOST, 5).startswith(begins)
+    assert failure_reason(outcome, PLAIN, HOST, 5).startswith(begins)
 
 
 def test_lines_of_any_bytes() -> None:
@@ -221,9 +221,9 @@ def test_lines_of_any_bytes() -> None:
     assert lines.feed(b"\xff\r\n\nc") == [b"b\xff\r", b""]
     assert lines.end() == [b"c"]
     assert lines.end() == []
-    pieces = lines.feed(b"x" * (2 * LONGEST + 5) + b"\ny")
-    assert [len(piece) for piece in pieces] == [2 * LONGEST + 5]
-    assert len(b"".join(lines.feed(b"x" * LONGEST))) == LONGEST
+    pieces = lines.feed(b"x" * (2 * MAX_LINE + 5) + b"\ny")
+    assert [len(piece) for piece in pieces] == [2 * MAX_LINE + 5]
+    assert len(b"".join(lines.feed(b"x" * MAX_LINE))) == MAX_LINE
     assert shown(b"10%\r20%\r") == "20%"
     assert shown(b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x07 \xff") == "red ? \ufffd"
 
@@ -273,12 +273,12 @@ def test_what_an_exit_means_after_a_kill_or_the_loss_of_a_peer() -> None:
     assert judged("a", 1, Evidence(), True).state == "killed"
     evidence = Evidence("t")
     evidence.add('ddpgen-end t {"crashed": true, "reason": "rank 0: lost a peer: reset"}')
-    assert judged("a", 1, evidence, False).follows
+    assert judged("a", 1, evidence, False).is_consequence
     assert judged("a", 1, evidence, True).state == "killed"
 
 
 def test_the_cause_is_told_from_its_consequences() -> None:
-    follows = End("a", "crashed", 1, "", follows=True)
+    follows = End("a", "crashed", 1, "", is_consequence=True)
     crashed = End("b", "crashed", 1, "")
     lost, forced = End("c", "lost", 255, ""), End("c", "lost", None, "", forced=True)
     verdict, named = End("a", "failed", 1, "b: no memory"), End("b", "failed", 1, "b: no memory")

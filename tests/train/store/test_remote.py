@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddpgen.tiers.sky import bucket as follow
-from ddpgen.tiers.sky.store import ask_to_stop, look
+from ddpgen.tiers.sky.store import ask_to_stop, read_facts
 from tests.train.store import faults
 from tests.train.store.faults import (
     KILLED,
@@ -474,11 +474,11 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
     """The generator and the training know the layout of a bucket each by itself."""
     at = follow.Address(f"file://{bucket}")
     machine = Machine(tmp_path / "one", bucket)
-    assert look(at) == {"there": "no"}
+    assert read_facts(at) == {"there": "no"}
     standing = {"attempt": machine.fence.attempt, "step": STEPS[-1]}
     (machine.directory / "progress.json").write_text(json.dumps(standing) + "\n")
     train_on(machine)
-    found = look(at)
+    found = read_facts(at)
     assert int(found.pop("owner-age")) <= 60
     assert abs(int(found.pop("now")) - time.time()) <= 60
     assert json.loads(found.pop("progress")) == standing
@@ -490,7 +490,7 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
     ask_to_stop(at, "ddpgen stop")
     stop.watch(str(bucket), "task-1", machine.directory / "stop")
     assert (machine.directory / "stop").read_text() == "user: ddpgen stop\n"
-    assert look(at)["stop"] == "asked"
+    assert read_facts(at)["stop"] == "asked"
     machine.end()
 
 
