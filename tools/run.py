@@ -17,6 +17,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from train.base import processes
 from train.base.errors import EXIT_STOPPED
 
+# What to type after a run that is done. {}: the bundle.
+_NEXT = {
+    ". .venv/bin/activate": "put ddpgen on the PATH of this terminal",
+    "ddpgen status {}": "how it ended, and where the weights are",
+    "ddpgen report {}": "the run as one page",
+    "ddpgen verify {}": "compute the last steps again, and compare the bits",
+}
+_AGAIN = (
+    "Give the spec another name and another procs_per_node, and train it: the weights are the same."
+)
+
 
 def main(script: str) -> int:
     signal.signal(
@@ -35,6 +46,15 @@ def main(script: str) -> int:
     if code == EXIT_STOPPED:
         print("ddpgen: `make run` resumes from there")
         return os.EX_OK
+    if code == os.EX_OK:
+        commands = {line.format(os.path.dirname(script)): does for line, does in _NEXT.items()}
+        width = max(map(len, commands))
+        print(
+            "try next:",
+            *(f"  {line:<{width}}  {does}" for line, does in commands.items()),
+            _AGAIN,
+            sep="\n",
+        )
     return code if code >= 0 else 128 - code
 
 

@@ -75,7 +75,7 @@ def running(checkout: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("job", "make", "words"),
     [
-        (0, 0, ""),
+        (0, 0, "the weights are the same.\n"),
         (75, 0, "ddpgen: `make run` resumes from there\n"),  # a stop that was asked for is no error
         (1, 2, "Error 1\n"),
     ],
