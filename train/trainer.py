@@ -1,7 +1,7 @@
 """A training run, read from the top down: run(), then the Trainer's resume, train, train_step, finish.
 
 Owns the order of the operations in a run and in a step. Other modules implement the operations.
-Imports torch and everything that trains, so worker.py runs first and decides whether there is anything to run.
+Imports torch and all training code, so worker.py imports this module only when there is something to run.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `rank_micro_batches`, `own_micro_batches`: those of a step, for each rank and for this one. `records`: on rank 0.
-    `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
-    gives the same bits when it is computed again. `accepted`: the changed settings that this start accepts.
-    `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a run.
+    `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
+    `records`: on rank 0 only. `host`: writes the host's status, on the first rank of each of several hosts. `repeats`:
+    True if a micro-batch computed again gives the same bits. `accepted`: the changed settings that this start accepts.
+    `earlier`: the start that wrote the checkpoint, on rank 0 only. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -185,7 +185,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Make it before a checkpoint is loaded: it reads the base rates, and a loaded optimizer holds scheduled ones.
+        # Build it before a checkpoint is loaded, because loading replaces the optimizers' base rates by scheduled rates.
         schedule = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, schedule)
         self.settings = numerics.settings(config, self.last_step, schedule is not None)
@@ -196,7 +196,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Go on from the newest checkpoint. Returns the host that had it; "" if rank 0's host had it, or there is none.
+        """Resume from the newest checkpoint. Returns the host on whose disk it was; "" for rank 0's host, or without one.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
@@ -231,13 +231,13 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With worker processes, one of them reads the batch: this process must not open the dataset's files. One worker
-        # reads both copies: two workers would start the dataset's own generator in one state, and hide its draws.
+        # With data workers, one of them reads the batch, because this process must not open the dataset's files. One
+        # worker reads both copies: in two workers a generator of the dataset's own would draw the same numbers twice.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
         # With `allreduce` the bits depend on the number of processes anyway, so the user's code may call collectives,
-        # provided that all ranks have equally many micro-batches. Else they could deadlock.
+        # provided that all ranks have equally many micro-batches. Otherwise some ranks would wait for ever.
         counts = {*map(len, self.rank_micro_batches)}
         may_meet = config.reduction == "allreduce" and len(counts) == 1
         repetition = repeats.repeat(
@@ -316,7 +316,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run with fewer steps may have ended here. It saves before it evaluates its last step, so evaluate now.
+            # The checkpoint may be the last of a run with fewer steps, which is saved before that step is evaluated.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -350,7 +350,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, is_best)
         if is_best:
-            # Rank 0 may wait for the previous checkpoint for longer than the collective timeout.
+            # All ranks wait for rank 0, which may wait for the previous checkpoint longer than the collective timeout.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
@@ -371,7 +371,7 @@ class Trainer:
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
                 if buffers is not None:
-                    # Before the backward pass, where activation checkpointing may write to them once more.
+                    # Record before the backward pass, in which activation checkpointing may change the buffers again.
                     buffers.record_changes(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
@@ -419,7 +419,7 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
+        """Write the last checkpoint and the final status. Raises TrainError on every rank if rank 0 cannot write it."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Only some ranks may know the reason, and every host's status must give the same one.
@@ -457,7 +457,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
-        """Return whether this rank wants to stop, and to leave. One rank's wish is enough; a stop goes first."""
+        """Return whether this rank wants to stop, and to leave. One rank's request is enough. A stop wins."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
 
@@ -494,9 +494,9 @@ class Trainer:
         missing = self.gradients.missing()
         if missing:
             raise TrainError(
-                f"{', '.join(missing[:5])} got no gradient in step {self.state.step + 1}, so it was not "
-                "reduced; set train.find_unused_parameters: true if the model leaves parameters out now "
-                "and then, or freeze them (requires_grad_(False)) if it never uses them"
+                f"no gradient in step {self.state.step + 1}, so not reduced: {', '.join(missing[:5])}; set "
+                "train.find_unused_parameters: true if the model skips parameters in some steps, or freeze "
+                "them (requires_grad_(False)) if it never uses them"
             )
 
     def _update(self) -> None:

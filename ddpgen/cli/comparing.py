@@ -66,11 +66,11 @@ def diff(a: str, b: str, as_json: bool) -> None:
 @JOB
 @click.option(
     "--from", "begin", type=Count(0), metavar="STEP",
-    help="Of a kept checkpoint, or 0.  [default: the one before the newest]",
+    help="The step of a kept checkpoint, or 0.  [default: the one before the newest]",
 )  # fmt: skip
 @click.option(
     "--steps", type=Count(1), metavar="K",
-    help="So many steps; without --from after a random checkpoint.",
+    help="The number of steps; without --from after a random checkpoint.",
 )  # fmt: skip
 @PROCS
 @click.option(
@@ -90,7 +90,7 @@ def verify(
 
     \b
     Example:
-      ddpgen verify checkpoints/gpt --procs 3
+      ddpgen verify build/checkpoints/gpt --procs 3
     """
     from ddpgen.programs import become_module
 
@@ -118,7 +118,7 @@ def reproduce(
 
     \b
     Example:
-      ddpgen reproduce checkpoints/gpt --procs 3 -o again
+      ddpgen reproduce build/checkpoints/gpt --procs 3 -o again
     """
     import shutil
 

@@ -145,7 +145,7 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
 
     \b
     Example:
-      ddpgen doctor checkpoints/gpt
+      ddpgen doctor build/checkpoints/gpt
     """
     from ddpgen.programs import become_module
 

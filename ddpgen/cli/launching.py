@@ -78,7 +78,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
     1 failed, 75 stopped cleanly (the same command resumes it). On slurm and sky the job is submitted,
-    as a copy that rendering again does not touch, and its id is printed.
+    as a copy, so that you may render again, and its id is printed.
 
     \b
     Example:

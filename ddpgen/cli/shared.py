@@ -39,7 +39,7 @@ GROUPS = {
     "Check": {
         "validate": "Report every error of a spec.",
         "plan": "Show nodes, ranks, micro-batches and the command.",
-        "explain": "Show cause, proof and remedy of a preflight finding.",
+        "explain": "Explain an error code of the preflight.",
     },
     "Launch": {
         "render": "Write the bundle that launches a job.",
@@ -49,7 +49,7 @@ GROUPS = {
         "status": "Show step, loss, speed, time left and newest checkpoint.",
         "logs": "Show the end of a job's output.",
         "stop": "Ask a job for a clean stop.",
-        "doctor": "Name the rank that the others wait for.",
+        "doctor": "Find why a job hangs: the rank that the others wait for.",
     },
     "Measure": {
         "predict": "Estimate the cost of a step before you run it.",
@@ -209,7 +209,7 @@ def render_options(command: Any) -> Any:
             "--max-code-mib", "limit_mib", type=Count(1), default=100, show_default=True,
             help="Refuse to copy more code than this.",
         ),
-        click.option("--force", is_flag=True, help="Give up edits made by hand in the bundle."),
+        click.option("--force", is_flag=True, help="Overwrite edits made by hand in the bundle."),
         click.option(
             "--templates", type=PathOption(path_type=Path, exists=True, file_okay=False),
             metavar="DIR", help="Templates that replace ours by name, or extend them by block.",

@@ -138,7 +138,7 @@ def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slur
     assert "2 hosts can start the job" in job.log
     (made,) = (shared / "cache" / "ddpgen").glob("*/installed.txt")
     assert made.read_text() == "borrowed==1.0\ntiny==1.0"
-    where = f"what the lock lists, in /shared/cache/ddpgen/{made.parent.name}\n"
+    where = f"what the version lock lists, in /shared/cache/ddpgen/{made.parent.name}\n"
     assert job.log.count(where) == 2
 
 

@@ -45,8 +45,8 @@ from train.run.stop import create_stop_file
 
 # The tiers that have another name here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
-# After a final failure torchrun ends within a second on every host whose processes know of the failure. A torchrun that
-# has had no process during the last _ALONE_S seconds is only waiting for other hosts.
+# After a final failure torchrun normally ends within a second. If it still runs and has had no process for _ALONE_S
+# seconds, it only waits for other hosts, which do not know of the failure.
 _ALONE_S = 5.0
 _LOOK_S = 1.0
 
@@ -143,9 +143,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            if (
-                code < 0 or code > 128
-            ):  # a signal ended it, and this supervisor may get the same signal
+            # If a signal ended setup, wait for the same signal here, so that this end counts as a stop.
+            if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
             end_group(child.pid)
@@ -208,8 +207,10 @@ class Supervisor:
         )
 
     def _network(self) -> tuple[str, str, str]:
-        """Return the interface and address of this host, and the head's IPv4 address as this host resolves it. With a
-        name, torch would try IPv6 first, which the preflight does not check. Raises Refusal."""
+        """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.
+
+        torch gets an address, because for a name it tries IPv6 first, and the preflight checks IPv4. Raises Refusal.
+        """
         member, interface = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
             return interface or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
@@ -320,7 +321,7 @@ class Supervisor:
                 if count := self._workers.end_leftovers():
                     say(f"ended {count} process(es) that the workers had started and left behind")
                 return self._tier.at_end(self._end(event.code))
-            if isinstance(event, Result):
+            if isinstance(event, Result):  # _until_useless() has returned
                 self._workers.kill()
             else:
                 self._on_event(event)
@@ -412,7 +413,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # On several hosts, or with a store, a checkpoint may be elsewhere: assume one. Else only a stop saves one.
+                    # A checkpoint may be on another host or in the store: assume one. Here, assume one after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -47,10 +47,11 @@ Resolve = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Network:
-    """The result of inspect_network(). Addresses are IPv4; "" means that the host has no such address.
+    """The result of inspect_network(). Addresses are IPv4; "" means not known, or not needed.
 
-    `kinds`: of the `interfaces` of this host, by name.
-    `head`, `peer`, `own_address`: the addresses to which the job's names resolve here.
+    `kinds`: the kind of each interface, by its name.
+    `head`, `peer`, `own_address`: the addresses to which this host resolves the head's name, the peer's name, and its own
+    name in the spec.
     `unresolved`: why the head's name does not resolve.
     `route_source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
@@ -73,7 +74,7 @@ class Network:
 
     @property
     def prefix(self) -> int:
-        """The number of bits of `address` that name its network."""
+        """The length of the network part of `address`, in bits; 32 if it is not known."""
         found = interface_with(self.address, list(self.interfaces)) if self.address else None
         return found.prefix(self.address) if found else 32
 
@@ -146,7 +147,7 @@ def _choose(
 
 
 def judge(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NAME001 to NAME003, HOST004, NIC001 to NIC007, NIC010 and NIC011."""
+    """Yield NAME001 to NAME003, HOST004, NIC001 to NIC007, NIC010 and NIC011."""
     me, trouble = settings.host_name, net.interface_error
     if net.unresolved is not None:
         yield _as_finding(settings, net.unresolved)
@@ -162,7 +163,7 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
         yield Finding(
             "HOST004",
             me,
-            f"{cause}; it has {describe_interfaces(list(net.interfaces))}",
+            f"{cause}; {me} has {describe_interfaces(list(net.interfaces))}",
             error.remedy,
         )
     yield from _judge_route(settings, net)
@@ -176,7 +177,7 @@ def _as_finding(settings: Settings, error: NetworkError) -> Finding:
 
 
 def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NAME002 on the head, NAME003 on the others."""
+    """Yield NAME002 on the head, NAME003 on the others."""
     me, head = settings.host_name, settings.head
     if not net.head or settings.alone or _is_meant(settings, net):
         return
@@ -185,17 +186,18 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             "NAME002",
             me,
             f"{me} resolves its own name {head} to {net.head}, which no other host can use",
-            f"write the address of {me} beside {head} in /etc/hosts there"
-            f"{settings.or_address('that host')}",
+            f"in /etc/hosts of {me}, give {head} an address that the others reach{settings.or_address(me)}",
         )
     elif not settings.is_head and (
         is_loopback(net.head) or interface_with(net.head, list(net.interfaces))
     ):
-        what = head if head == net.head else f"{head}, here {net.head},"
+        what = f"the head's address {head} belongs to {me} itself"
+        if head != net.head:
+            what = f"{me} resolves the head's name {head} to {net.head}, which is {me} itself"
         yield Finding(
             "NAME003",
             me,
-            f"the head's address {what} is {me} itself",
+            what,
             f"correct {head} in /etc/hosts of {me}{settings.or_address('the head')}"
             f"{'' if settings.scheduled else '; or is this the script of another host?'}",
         )
@@ -209,7 +211,7 @@ def _is_meant(settings: Settings, net: Network) -> bool:
 
 
 def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NIC006, NIC007 and NIC011: the route takes another interface."""
+    """Yield NIC006, NIC007 or NIC011 if the route to the peer goes through another interface than the job's."""
     me, taken, route = settings.host_name, net.interface, net.route
     if not taken or not route or taken == route or net.kinds.get(taken) == LOOPBACK:
         return
@@ -220,22 +222,22 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
     if of == WIRED and what != WIRED:
         code = "NIC006" if what == BRIDGE else "NIC007"
     kinds = {BRIDGE: "a bridge", VPN: "a VPN", WIRED: "a wired interface"}
-    change = f"set address: of {me} in the spec to {net.route_source}"
+    change = f"set the address of {me} in the spec to {net.route_source}"
     if settings.scheduled:  # such a spec lists no hosts
         change = f"set nic: {route} in the spec"
     yield Finding(
         code,
         me,
-        f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, and its route to "
+        f"for the job {me} uses {taken} ({net.address}), {kinds.get(what, what)}, but its route to "
         f"{settings.peer} is by {route} ({net.route_source}), {kinds.get(of, of)}",
         f"set nic: {route} in the spec, or leave nic: out, so that ddpgen chooses the interface"
         if settings.nic
-        else f"{change}, or set nic: {taken} to keep it",
+        else f"{change}, or set nic: {taken} to keep {taken}",
     )
 
 
 def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NIC010."""
+    """Yield NIC010 if the address of this host in the spec, or by the scheduler, is on none of its interfaces."""
     me, known = settings.host_name, list(net.interfaces)
     if net.own_address and interface_with(net.own_address, known) is None:
         own = (
@@ -245,7 +247,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         )
         by, remedy = (
             "in the spec",
-            f"correct address: of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
+            f"correct the address of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
         )
         if settings.scheduled:
             by, remedy = f"by {settings.scheduled.name}", ""

@@ -61,7 +61,7 @@ class Settings:
     def or_address(self, host: str, address: str = "an IPv4 address") -> str:
         """The end of a remedy: set the address of `host` in the spec. Returns "" if a scheduler finds the hosts,
         because such a spec lists none."""
-        return "" if self.scheduled else f", or set address: of {host} in the spec to {address}"
+        return "" if self.scheduled else f", or set the address of {host} in the spec to {address}"
 
     @property
     def own_address(self) -> str:

@@ -250,7 +250,7 @@ class Records:
         directory = step_directory(self._directory, step)
         why = f" ({reason})" if reason else ""
         weights = f"; the weights: {directory}/model.pt" if self._has_last else ""
-        say(f"{word} at step {step}{why}, {spent} after the start{weights}")
+        say(f"{word} at step {step}{why}, {spent} since this start{weights}")
         self._say_best()
 
     def _say_best(self) -> None:

@@ -134,14 +134,14 @@ def test_what_works_is_not_spoken_of(
         (
             settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
             "NIC011",
-            ["desk uses enp5s0", "its route to 192.168.8.2 is by wlan0", "nic: enp5s0 to keep it"],
+            ["desk uses enp5s0", "its route to 192.168.8.2 is by wlan0", "nic: enp5s0 to keep enp5s0"],
         ),
         (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
             ["192.168.7.3, the address of desk in the spec, is not an", "start this machine's own script"],
         ),
-        (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set address:"]),
+        (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set the address of"]),
         (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
         # Only the route to another host tells which interface is meant.
         (
@@ -154,10 +154,10 @@ def test_what_works_is_not_spoken_of(
             "NAME002",
             ["debian resolves its own name debian to 127.0.1.1", "/etc/hosts"],
         ),
-        (settings(head="debian"), "NAME003", ["debian, here 127.0.1.1, is desk itself"]),
-        (settings(head="desk", host_name="slow"), "NAME003", ["desk, here 192.168.7.1, is slow itself"]),
-        (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 is desk itself"]),
-        (settings(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; it has lo (", "VPN up?"]),
+        (settings(head="debian"), "NAME003", ["debian to 127.0.1.1, which is desk itself"]),
+        (settings(head="desk", host_name="slow"), "NAME003", ["desk to 192.168.7.1, which is slow itself"]),
+        (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 belongs to desk itself"]),
+        (settings(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; desk has lo (", "VPN up?"]),
         (settings(head="far", given="enp5s0"), "HOST004", ["desk has no route to far (9.9.9.9)"]),
         # The head, when its address has gone.
         (settings(head="far", is_head=True), "HOST004", ["desk has no route to 9.9.9.9"]),
@@ -201,7 +201,7 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
         (
             settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
             "NIC011",
-            "set nic: wlan0 in the spec, or set nic: enp5s0 to keep it",
+            "set nic: wlan0 in the spec, or set nic: enp5s0 to keep enp5s0",
         ),
     ],
 )
