@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from train.base import processes
 from train.base.errors import EXIT_STOPPED
 
-# What to type after a run that is done. {}: the bundle.
+# The commands to type after a run that is done. {}: the bundle.
 _NEXT = {
     ". .venv/bin/activate": "put ddpgen on the PATH of this terminal",
     "ddpgen status {}": "how it ended, and where the weights are",

@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 
 def quiet() -> bool:
-    """True if only errors are to be shown."""
+    """True if only errors are shown."""
     return os.environ.get(VARIABLE) == "ERROR"
 
 

@@ -111,7 +111,7 @@ def workers(job: jobs.Job) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("nanogpt", "--max_iters=600"), pytest.param("huggingface", "--epochs=2", marks=nightly)],
+    [("nanogpt", "--max_iters=1200"), pytest.param("huggingface", "--epochs=2", marks=nightly)],
 )
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     name: str, argument: str, tmp_path: Path
