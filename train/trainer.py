@@ -155,7 +155,7 @@ class Trainer:
         stop: StopRequest,
         host: Node | None = None,
     ) -> None:
-        """Build the workload and the optimizer, in the user's directory and from the seed. Raises TrainError."""
+        """Enter the user's directory, set the seed, build the workload and the optimizers. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
         self.rank_micro_batches, self.own_micro_batches = ranges, ranges[world.rank]
         directory = Path(config.checkpoint_dir).absolute()
@@ -185,7 +185,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Build it before a checkpoint is loaded, because loading replaces the optimizers' base rates by scheduled rates.
+        # Build LearningRate before loading a checkpoint, which replaces the optimizers' base rates by scheduled rates.
         schedule = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, schedule)
         self.settings = numerics.settings(config, self.last_step, schedule is not None)
@@ -196,7 +196,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host on whose disk it was; "" for rank 0's host, or without one.
+        """Resume from the newest checkpoint. Returns the host whose disk had it; "" for rank 0's host or no checkpoint.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
@@ -232,7 +232,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, one of them reads the batch, because this process must not open the dataset's files. One
-        # worker reads both copies: in two workers a generator of the dataset's own would draw the same numbers twice.
+        # worker reads both: with two, the dataset's own random generator would draw the same numbers in each.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
@@ -316,7 +316,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The checkpoint may be the last of a run with fewer steps, which is saved before that step is evaluated.
+            # This may be a shorter run's last checkpoint, which was written before its step was evaluated.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -419,7 +419,7 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint and the final status. Raises TrainError on every rank if rank 0 cannot write it."""
+        """Write the last checkpoint and the final status. Raises TrainError on every rank if that checkpoint fails."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Only some ranks may know the reason, and every host's status must give the same one.
@@ -494,7 +494,7 @@ class Trainer:
         missing = self.gradients.missing()
         if missing:
             raise TrainError(
-                f"no gradient in step {self.state.step + 1}, so not reduced: {', '.join(missing[:5])}; set "
+                f"no gradient to reduce in step {self.state.step + 1} for {', '.join(missing[:5])}; set "
                 "train.find_unused_parameters: true if the model skips parameters in some steps, or freeze "
                 "them (requires_grad_(False)) if it never uses them"
             )

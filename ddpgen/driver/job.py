@@ -86,7 +86,9 @@ class DriverRun:
 
     async def _prepare_first(self) -> set[str]:
         """Return the hosts to start: all of them, or enough for an elastic job, or none."""
-        self._progress(f"looking at {len(self._sessions)} hosts and sending them the bundle")
+        count = len(self._sessions)
+        hosts = f"{count} host{'s' if count > 1 else ''}"
+        self._progress(f"looking at {hosts} and sending the bundle")
         prepared = await self._prepare(self._sessions)
         self._newest = max((facts.newest_checkpoint for facts in prepared.values()), default=-1)
         if len(prepared) < self._plan.min_hosts or self._stop_level:

@@ -155,8 +155,8 @@ def test_batch_norm_in_odd_places_gives_the_same_bits_and_resumes(
         ("created_late", (), "'mean' of Functional was created by the forward pass"),
         ("from_infinity", (), "'high' of Functional changes during training, but it starts from"),
         ("sparse", (), "(EmbeddingBag) has sparse gradients"),
-        ("unused", ("--arg=after=0",), "extra got no gradient in step 1"),
-        ("unused", ("--arg=after=71",), "extra got no gradient in step 6"),
+        ("unused", ("--arg=after=0",), "no gradient to reduce in step 1 for extra"),
+        ("unused", ("--arg=after=71",), "no gradient to reduce in step 6 for extra"),
         ("metric", ('--arg=kind="vector"',), "metric 'accuracy' has the shape (2,)"),
         ("metric", ('--arg=kind="word"',), "metric 'accuracy' is a str, not a scalar"),
     ],
@@ -174,7 +174,7 @@ def test_what_cannot_be_trained_or_measured_is_named(
 def test_a_step_with_an_unreduced_parameter_is_never_committed(tmp_path: Path) -> None:
     # Two passes more than in three steps: those of the micro-batch that is computed twice at the start.
     done = trained(tmp_path, "unused", 1, "--arg=after=38", "--checkpoint-every=1 steps")
-    assert "extra got no gradient " in done.output
+    assert "for extra; set train.find_unused_parameters" in done.output
     # Or one before it: while a checkpoint is being written, none is due.
     assert checkpoints(done.directory)[-1].name <= "step-000000003"
 

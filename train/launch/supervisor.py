@@ -124,7 +124,7 @@ class Supervisor:
         return self._events.result_of(work, self._on_early_event)
 
     def _on_early_event(self, event: Event) -> None:
-        """Handle an event before the training begins. A signal ends this start then."""
+        """Handle an event before the training begins: a signal ends this start."""
         if isinstance(event, Signal):
             say(f"{event.name}: stopping before the training begins")
             raise NotBegunError(event.name)
@@ -413,7 +413,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # A checkpoint may be on another host or in the store: assume one. Here, assume one after a clean stop.
+                    # Another host or a store may hold a checkpoint: assume so. With neither, only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

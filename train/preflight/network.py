@@ -237,7 +237,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
-    """Yield NIC010 if the address of this host in the spec, or by the scheduler, is on none of its interfaces."""
+    """Yield NIC010 if the address that the spec or the scheduler gives this host is on none of its interfaces."""
     me, known = settings.host_name, list(net.interfaces)
     if net.own_address and interface_with(net.own_address, known) is None:
         own = (
@@ -250,7 +250,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
             f"correct the address of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
         )
         if settings.scheduled:
-            by, remedy = f"by {settings.scheduled.name}", ""
+            by, remedy = f"in {settings.scheduled.name}", ""
         yield Finding(
             "NIC010",
             me,
