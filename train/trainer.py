@@ -132,9 +132,9 @@ class Trainer:
     """One rank's part of a run.
 
     `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
-    `records`: on rank 0 only. `host`: writes the host's status, on the first rank of each of several hosts. `repeats`:
-    True if a micro-batch computed again gives the same bits. `accepted`: the changed settings that this start accepts.
-    `earlier`: the start that wrote the checkpoint, on rank 0 only. `state`: all that changes during a run.
+    `records`: on rank 0 only. `host`: writes its host's status; set on a host's first rank, if there are several hosts.
+    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the settings changed and accepted.
+    `earlier`: on rank 0 only, the start that wrote the checkpoint. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -232,12 +232,12 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, one of them reads the batch, because this process must not open the dataset's files. One
-        # worker reads both: with two, the dataset's own random generator would draw the same numbers in each.
+        # worker reads it twice: in two workers, the dataset's own random generator would draw equal numbers.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
-        # With `allreduce` the bits depend on the number of processes anyway, so the user's code may call collectives,
-        # provided that all ranks have equally many micro-batches. Otherwise some ranks would wait for ever.
+        # Allow collectives in the user's code with `allreduce`, whose bits depend on the number of processes anyway, if
+        # all ranks have equally many micro-batches. Otherwise some would wait for ever in a step.
         counts = {*map(len, self.rank_micro_batches)}
         may_meet = config.reduction == "allreduce" and len(counts) == 1
         repetition = repeats.repeat(

@@ -45,7 +45,7 @@ from train.run.stop import create_stop_file
 
 # The tiers that have another name here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
-# After a final failure torchrun normally ends within a second. If it still runs and has had no process for _ALONE_S
+# After a final failure torchrun normally ends within a second. If it still runs and has had no child for _ALONE_S
 # seconds, it only waits for other hosts, which do not know of the failure.
 _ALONE_S = 5.0
 _LOOK_S = 1.0
@@ -327,7 +327,7 @@ class Supervisor:
                 self._on_event(event)
 
     def _until_useless(self) -> None:
-        """Return when this host has failed for good and its launcher only waits for other hosts.
+        """Return when this host has failed for good and its torchrun only waits for other hosts.
 
         torchrun waits 300 s in its exit barrier, or for the next rendezvous, and ignores signals meanwhile.
         """
@@ -413,7 +413,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Another host or a store may hold a checkpoint: assume so. With neither, only after a clean stop.
+                    # With other hosts or a store, assume a checkpoint there; otherwise only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -204,7 +204,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def _is_meant(settings: Settings, net: Network) -> bool:
-    """True if the spec itself puts all hosts on this machine."""
+    """True if the spec itself puts the head on this machine."""
     if settings.head == "localhost" or is_loopback(settings.head):
         return True
     return not settings.is_head and net.own_address == net.head
@@ -228,7 +228,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
     yield Finding(
         code,
         me,
-        f"for the job {me} uses {taken} ({net.address}), {kinds.get(what, what)}, but its route to "
+        f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, but its route to "
         f"{settings.peer} is by {route} ({net.route_source}), {kinds.get(of, of)}",
         f"set nic: {route} in the spec, or leave nic: out, so that ddpgen chooses the interface"
         if settings.nic
