@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 @click.argument("b", metavar="B", type=click.Path())
 @JSON
 def diff(a: str, b: str, as_json: bool) -> None:
-    """Say where two runs part and what differed there; or in what two specs or bundles differ.
+    """Name the step and the cause at which two runs part. Or show how two specs or bundles differ.
 
     A and B are two checkpoint directories, two checkpoints (step-000000200), two manifest.json, two specs or two
     bundles. Exit code as of diff: 0 the same, 1 different, 2 trouble.
@@ -52,14 +52,18 @@ def diff(a: str, b: str, as_json: bool) -> None:
     if kinds[0] == differ.RUN:
         become_module("diff", Path(a), given(json=as_json), Path(b))
     try:
-        found = (differ.bundles if kinds[0] == differ.BUNDLE else differ.specs)(a, b)
+        differences = (differ.bundles if kinds[0] == differ.BUNDLE else differ.specs)(a, b)
     except DdpgenError as error:
         click.echo(f"{error}", err=True)
         sys.exit(2)
     import json
 
-    click.echo(json.dumps(differ.as_json(found), indent=1) if as_json else differ.as_text(found))
-    sys.exit(0 if found.equal else 1)
+    click.echo(
+        json.dumps(differ.as_json(differences), indent=1)
+        if as_json
+        else differ.as_text(differences)
+    )
+    sys.exit(0 if differences.equal else 1)
 
 
 @cli.command()
@@ -83,7 +87,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
 def verify(
     job: str, begin: int | None, steps: int | None, procs: int | None, keep: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Compute steps of a run again, and say whether losses and tensors are those on record, to the bit.
+    """Compute some steps of a run again, and compare. Losses and tensors have to be those on record, to the bit.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. Any number of
     processes will do. Exit code 0: identical; 1: not; 69: it cannot be done here.
@@ -111,7 +115,7 @@ def verify(
 def reproduce(
     job: str, target: str | None, procs: int | None, steps: int | None, output: Path | None
 ) -> None:
-    """Do a run again from its first step, from the bundle it keeps, and compare losses and weights.
+    """Compute a run again from its first step, and compare. It runs from the bundle that the run keeps.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. What is made
     lies in DIR: the bundle, and checkpoints/. Exit code 0: identical; 1: not; 69: it cannot be done here.

@@ -44,7 +44,7 @@ def status(
     watch: bool,
     interval: int | None,
 ) -> None:
-    """Say how a job stands: step, loss, speed, time left, restarts, where the weights are.
+    """Show step, loss, speed, time left and newest checkpoint. Also show restarts, and where the weights are.
 
     JOB is a spec, a bundle or a checkpoint directory. Without --target the run that lives is found, else the newest.
     --watch draws a screen on a terminal (pip install 'ddpgen[watch]'), and prints a line for each change elsewhere.
@@ -66,14 +66,14 @@ def status(
     if watch:
         _watch(meant, interval)
         return
-    said = commands.status(meant, captured=as_json).parts
+    parts = commands.status(meant, captured=as_json).parts
     if as_json:
         import json
 
         tier = None if isinstance(meant, Path) else meant.tier
-        click.echo(json.dumps({"tier": tier, **reports.as_json(said)}, indent=1))
+        click.echo(json.dumps({"tier": tier, **reports.as_json(parts)}, indent=1))
         return
-    for line in reports.as_text(said):
+    for line in reports.as_text(parts):
         click.echo(line)
 
 
@@ -98,7 +98,7 @@ def _watch(meant: Following | Path, interval: int | None) -> None:
     help="How many lines of the end; on hosts only together with --follow.",
 )  # fmt: skip
 def logs(job: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
-    """Show the end of what a job has said, and where that is kept.
+    """Show the end of a job's output. Also name the file that holds it.
 
     JOB is a spec, a bundle or a checkpoint directory. On local it went to the terminal; its metrics are shown instead.
 
@@ -119,7 +119,7 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
     help="On sky: give the machines back at once; without a checkpoint first.",
 )  # fmt: skip
 def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
-    """Ask a job for a clean stop; one that waits in a queue is taken out.
+    """Ask a job for a clean stop. A job that waits in a queue is taken out.
 
     JOB is a spec, a bundle or a checkpoint directory. The same launch resumes it.
 
@@ -138,7 +138,7 @@ def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
 @follow_options
 @JSON
 def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> None:
-    """Say which rank holds a training up, where each rank stands, and what the network says now.
+    """Find why a job hangs: the rank that the others wait for. Also show where each rank stands, and the network.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. Exit code 0: all is well, or has
     ended well; 1: something is wrong.
@@ -160,7 +160,7 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
     help="The page to write.  [default: report.html in the checkpoint directory]",
 )  # fmt: skip
 def report(job: str, target: str | None, output: Path | None) -> None:
-    """Write what happened in a run as one page: curves, ranks, checkpoints, every start and its end.
+    """Write a run as one page: curves, ranks, starts. It also has the checkpoints, and how each start ended.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. The curves need matplotlib
     (pip install 'ddpgen[plot]').

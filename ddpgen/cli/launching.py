@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 @render_options
 @click.option("--stdout", is_flag=True, help="Print the one artefact; write nothing.")
 def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
-    """Write the bundle that launches a job: scripts, training module, your code.
+    """Write the bundle that launches a job. It holds the scripts, the training module and your code.
 
     \b
     Example:
@@ -74,7 +74,7 @@ class _Launch(click.Command):
 @render_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -> None:
-    """Render a job and run it; each command is echoed with a + before it runs.
+    """Render a job, and start or submit it. Each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
     1 failed, 75 stopped cleanly (the same command resumes it). On slurm and sky the job is submitted,

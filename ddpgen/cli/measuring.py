@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 @JSON
 @PLOT
 def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **asked: Any) -> None:
-    """Say what a step will cost: communication on each link, scaling over nodes, what would help.
+    """Estimate the cost of a step before you run it. Show each link, more nodes, and what would help.
 
     Nothing is run. What the newest run of the job on this machine has measured is used, and named.
 
@@ -91,13 +91,13 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     asked["step_times"] = _each_once(asked["step_times"])
     tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
     with refusals():
-        found = predict.predict(jobs, tier, predict.PredictOptions(**asked), run)
+        prediction = predict.predict(jobs, tier, predict.PredictOptions(**asked), run)
     if plot is not None:
         from ddpgen.measure import plot as pictures
 
-        pictures.prediction(found, plot)
+        pictures.prediction(prediction, plot)
         _log.info(f"wrote {plot}")
-    click.echo(page.as_json(found) if as_json else page.as_text(found))
+    click.echo(page.as_json(prediction) if as_json else page.as_text(prediction))
 
 
 @cli.command()
@@ -108,7 +108,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     help="Also copy the figures there.",
 )  # fmt: skip
 def probe(spec: str, target: str, to: Path | None) -> None:
-    """Measure the network and the collectives of a job before it trains, in the same launch.
+    """Measure network and collectives by the job's own launch. Nothing is trained.
 
     Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
     which host computes other bits. The job is untouched: the probe has a name and a directory of its own. On slurm
@@ -186,7 +186,7 @@ def bench(
     spec: str, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
     efficiency: float, json_to: Path | None, markdown_to: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
-    """Run a job at several shapes for a few steps each, and compare: speed, waiting, efficiency, losses.
+    """Run a job at several shapes, and compare the speed. Each run takes a few steps; waiting and losses are shown too.
 
     The job is untouched: each shape has a name and a directory of its own, NAME-bench-SHAPE, emptied before each run.
     The table goes to stdout, what the runs say to stderr. Ctrl-C stops it; the table is then of the runs so far. Exit
@@ -221,18 +221,18 @@ def bench(
     jobs = {shape: (reading.tier, reading.job) for shape, reading in made.items()}
     machine = {"processors": os.cpu_count(), "ddpgen": __version__}
     name = next(iter(tiers.values())).job.name
-    found = bench_table.make(jobs, runs, machine, name, link, efficiency)
-    click.echo(bench_table.as_text(found))
+    table = bench_table.make(jobs, runs, machine, name, link, efficiency)
+    click.echo(bench_table.as_text(table))
     for place, text in (
-        (json_to, bench_table.as_json(found)),
-        (markdown_to, bench_table.as_markdown(found)),
+        (json_to, bench_table.as_json(table)),
+        (markdown_to, bench_table.as_markdown(table)),
     ):
         if place is not None:
             _write(place, text)
     if plot is not None:
-        pictures.bench(found, plot)
+        pictures.bench(table, plot)
         _log.info(f"wrote {plot}")
-    sys.exit(code or (0 if found.agree else 1))
+    sys.exit(code or (0 if table.agree else 1))
 
 
 def _each_once(times: tuple[tuple[str, float], ...]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from ddpgen.cli.shared import cli, refusals
 @cli.command()
 @click.argument("codes", nargs=-1, metavar="[CODE]...")
 def explain(codes: tuple[str, ...]) -> None:
-    """Tell cause, proof and remedy of what the preflight found; without a code, list all codes.
+    """Explain an error code of the preflight. Show cause, proof and remedy; without a code, list all codes.
 
     \b
     Example:

@@ -28,41 +28,15 @@ _log = logging.getLogger(__name__)
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-# The commands as `ddpgen --help` lists them.
+# The commands as `ddpgen --help` lists them, each with the first sentence of its own help.
 GROUPS = {
-    "Write": {
-        "init": "Write a commented spec to start from.",
-        "adopt": "Turn a launch script that you have into a spec.",
-        "lock": "Write the exact packages of a job to a file.",
-        "schema": "Print the JSON Schema of a spec, for editors.",
-    },
-    "Check": {
-        "validate": "Report every error of a spec.",
-        "plan": "Show nodes, ranks, micro-batches and the command.",
-        "explain": "Explain an error code of the preflight.",
-    },
-    "Launch": {
-        "render": "Write the bundle that launches a job.",
-        "launch": "Render a job, and start or submit it.",
-    },
-    "Follow": {
-        "status": "Show step, loss, speed, time left and newest checkpoint.",
-        "logs": "Show the end of a job's output.",
-        "stop": "Ask a job for a clean stop.",
-        "doctor": "Find why a job hangs: the rank that the others wait for.",
-    },
-    "Measure": {
-        "predict": "Estimate the cost of a step before you run it.",
-        "probe": "Measure network and collectives by the job's own launch.",
-        "bench": "Run a job at several shapes, and compare the speed.",
-        "report": "Write a run as one page: curves, ranks, starts.",
-    },
-    "Prove": {
-        "verify": "Compute some steps of a run again, and compare.",
-        "reproduce": "Compute a run again from its first step, and compare.",
-        "diff": "Name the step and the cause at which two runs part.",
-    },
-    "Shell": {"completion": "Print the completion script of a shell."},
+    "Write": ("init", "adopt", "lock", "schema"),
+    "Check": ("validate", "plan", "explain"),
+    "Launch": ("render", "launch"),
+    "Follow": ("status", "logs", "stop", "doctor"),
+    "Measure": ("predict", "probe", "bench", "report"),
+    "Prove": ("verify", "reproduce", "diff"),
+    "Shell": ("completion",),
 }
 
 
@@ -71,9 +45,12 @@ class Grouped(Commands):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section for each of GROUPS."""
-        for title, commands in GROUPS.items():
+        for title, names in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:<10}", summary) for name, summary in commands.items()])
+                rows = [
+                    (f"{name:<10}", self.commands[name].get_short_help_str(62)) for name in names
+                ]
+                formatter.write_dl(rows)
 
 
 @click.group(cls=Grouped, context_settings=_HELP)

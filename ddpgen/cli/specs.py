@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
     type=FILE, help="The file to write; never one that exists.",
 )  # fmt: skip
 def init(output: Path, script: Path | None, yes: bool, **answers: Any) -> None:
-    """Write a commented spec that validates; asks on a terminal for what no flag gives.
+    """Write a commented spec to start from. It validates; a terminal is asked for what no option gives.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def _answer(question: Question) -> Any:
     help="The file to write; never one that exists.  [default: stdout]",
 )  # fmt: skip
 def adopt(script: Path, output: Path | None) -> None:
-    """Turn a launch script of yours into a spec: for sbatch, a SkyPilot YAML, or bash with torchrun.
+    """Turn a launch script that you have into a spec. It may be for sbatch, a SkyPilot YAML, or bash with torchrun.
 
     What the spec does not say, and the traps found in the script, are listed by line. Nothing is run.
 
@@ -135,7 +135,7 @@ def adopt(script: Path, output: Path | None) -> None:
 @SPEC
 @tier_option("Only for this tier.", several=True, default="all")
 def validate(spec: str, target: str) -> None:
-    """Check a spec and say everything that is wrong with it at once.
+    """Report every error of a spec.
 
     \b
     Example:
@@ -150,7 +150,7 @@ def validate(spec: str, target: str) -> None:
 @tier_option("The tier.  [default: local]", several=True)
 @JSON
 def plan(spec: str, target: str | None, as_json: bool) -> None:
-    """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
+    """Show nodes, ranks, micro-batches and the command. Also show where the processes meet.
 
     \b
     Example:
@@ -182,7 +182,7 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
     help="The file to write.  [default: NAME.lock beside the spec NAME.yaml]",
 )  # fmt: skip
 def lock(spec: str, requirements: Path | None, container: str | None, output: Path | None) -> None:
-    """Write down what a job runs with: each package with its version and hashes, or a container.
+    """Write the exact packages of a job to a file. Each has its version and hashes; or the file names a container.
 
     Without -r it is what `python` of the spec has on this machine: python3 on the PATH, if the spec names none. uv
     resolves it where that is installed, else pip. With `environment: locked` in the spec the bundle brings the lock

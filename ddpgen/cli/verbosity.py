@@ -13,8 +13,10 @@ from typing import Any
 
 import click
 
-VARIABLE = "DDPGEN_LOG"  # tells hosts/run.sh the level; driver/trace.py has the name, too
-_KEPT = 1000  # lines; `status --watch` runs for days
+# Tells hosts/run.sh the level. driver/trace.py has the same name.
+VARIABLE = "DDPGEN_LOG"
+
+_MAX_KEPT = 1000  # messages, because `status --watch` may run for days
 
 
 class Messages(logging.Handler):
@@ -23,7 +25,7 @@ class Messages(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.shown = logging.INFO
-        self._last: deque[str] = deque(maxlen=_KEPT)
+        self._last: deque[str] = deque(maxlen=_MAX_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message. Raise OSError if stderr cannot be written, as for any other output."""
@@ -42,10 +44,10 @@ class Messages(logging.Handler):
 def begin() -> Messages:
     """Show messages at the level that holds without an option, and return their handler."""
     os.environ.pop(VARIABLE, None)
-    ours = logging.getLogger("ddpgen")
-    ours.handlers = [Messages()]
-    ours.propagate = False  # a library's own set-up of logging must not show them twice
-    ours.setLevel(logging.DEBUG)
+    logger = logging.getLogger("ddpgen")
+    logger.handlers = [Messages()]
+    logger.propagate = False  # a library's own set-up of logging must not show them twice
+    logger.setLevel(logging.DEBUG)
     return messages()
 
 

@@ -19,9 +19,14 @@ from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.registry import DEFAULT_TIER
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_SCALE_UP = 4  # a proposed change has so many times the micro-batches, or the link's rate
-_BUCKETS = 8  # so many buckets hide all but an eighth of the communication
-MIN_SPEEDUP = 1.02  # least gain in speed of a proposed change; less is within a prediction's error
+# A proposed change multiplies the micro-batches, or the link's rate, by this.
+_SCALE_UP = 4
+
+# Eight buckets hide all but an eighth of the communication.
+_BUCKETS = 8
+
+# A proposed change has to gain this much, because a smaller gain is within a prediction's error.
+MIN_SPEEDUP = 1.02
 
 
 @dataclass(frozen=True)

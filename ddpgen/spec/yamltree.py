@@ -81,9 +81,8 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
     Raises NotYamlError if there is no mapping to go on with.
     """
     text = _decode(raw)
-    loader = _Loader(text)
     try:
-        builder = _Builder(loader)
+        builder = _Builder(_Loader(text))
         root = builder.document()
     except yaml.MarkedYAMLError as error:
         raise NotYamlError(_syntax(error, text)) from None
@@ -93,8 +92,6 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
         raise NotYamlError(_unfit_character(position)) from None
     except yaml.YAMLError as error:
         raise NotYamlError(_finding_at_start(f"not YAML: {error}", "fix the syntax")) from None
-    finally:
-        loader.dispose()
     if not isinstance(root, Table):
         problem = "is empty" if root is None else "is not a mapping of keys to values"
         remedy = "start with `name: my-job`; `ddpgen init` writes a spec to begin with"

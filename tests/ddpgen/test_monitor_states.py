@@ -219,7 +219,7 @@ SKY = [
 
 def on_sky(given: tuple[str, sky.BucketState]) -> tuple[JobStatus, bool | None, str]:
     code, _, output = given[0].partition("\n")
-    queue, bucket_state = sky.chosen(ProgramResult(int(code), output), "gpt", "7"), given[1]
+    queue, bucket_state = sky.our_jobs(ProgramResult(int(code), output), "gpt", "7"), given[1]
     try:
         status = sky.status_of(queue, bucket_state)
     except TargetUnavailableError as error:
@@ -317,7 +317,7 @@ def test_of_the_jobs_of_this_name_those_that_live_are_meant(
     rows: list[dict[str, Any]], ids: list[str]
 ) -> None:
     answer = ProgramResult(0, json.dumps(rows))
-    assert [job.id for job in sky.chosen(answer, "gpt", "7").jobs] == ids
+    assert [job.id for job in sky.our_jobs(answer, "gpt", "7").jobs] == ids
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_of_the_jobs_of_this_name_those_that_live_are_meant(
 def test_an_answer_that_is_none_is_quoted_and_nothing_is_guessed(
     code: int, output: str, reason: str
 ) -> None:
-    queue = sky.chosen(ProgramResult(code, output), "gpt", "7")
+    queue = sky.our_jobs(ProgramResult(code, output), "gpt", "7")
     assert (queue.jobs, queue.failed) == ((), True)
     assert queue.reason.startswith("sky jobs queue --verbose --limit=300 --output=json: ")
     assert f": {reason}" in queue.reason

@@ -145,6 +145,11 @@ NOT_YAML = [
 ]
 
 
+def test_a_control_character_is_named_without_libyaml_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yamltree, "_Loader", yaml.SafeLoader)
+    assert named(faults(b"name: a\nnic: b\x07\n"), "2:7", "control")
+
+
 @pytest.mark.parametrize(("text", "where", "word"), NOT_YAML)
 def test_what_is_no_plain_yaml_mapping_is_refused_at_its_place(
     text: str | bytes, where: str, word: str

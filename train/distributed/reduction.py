@@ -194,23 +194,23 @@ class TreeReducer:
         level = self._levels[depth]
         bounds = [out.numel() * i // level.size for i in range(level.size + 1)]
         chunks = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-        mine = out[chunks[level.member_index]]
-        received = self._buffer(f"received {depth}", sum(level.stage.rows) * mine.numel(), out)
+        own_chunk = out[chunks[level.member_index]]
+        received = self._buffer(f"received {depth}", sum(level.stage.rows) * own_chunk.numel(), out)
         dist.all_to_all_single(
             received,
             self._pack(rows, chunks, depth),
-            [n * mine.numel() for n in level.stage.rows],
+            [n * own_chunk.numel() for n in level.stage.rows],
             [len(rows) * (chunk.stop - chunk.start) for chunk in chunks],
             group=level.group,
         )
-        parts = received.view(sum(level.stage.rows), mine.numel())
+        parts = received.view(sum(level.stage.rows), own_chunk.numel())
         for left, right in level.stage.fold.adds:
             parts[left].add_(parts[right])
         kept = [parts[row] for row in level.stage.fold.remaining_rows]
         if depth + 1 < len(self._levels):
-            self._exchange(kept, mine, depth + 1)
+            self._exchange(kept, own_chunk, depth + 1)
         else:
-            mine.copy_(kept[0])
+            own_chunk.copy_(kept[0])
         _share(out, chunks, level)
 
     def _pack(self, rows: Tensors, chunks: list[slice], depth: int) -> torch.Tensor:

@@ -227,8 +227,8 @@ def _judge_without_losses(
     if standing_ranks:
         first = min(map(_position, standing_ranks))
         behind = [p for p in standing_ranks if _position(p) == first]
-        about = _first_sentences(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
-        return [*about, *who_waits], True, behind
+        positions = _first_sentences(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
+        return [*positions, *who_waits], True, behind
     if waiting and len(waiting) == len(present):
         steps = {_beat(p).step for p in waiting}
         behind = [p for p in waiting if len(steps) > 1 and _beat(p).step == min(steps)]

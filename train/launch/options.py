@@ -12,8 +12,8 @@ from train.base.errors import EXIT_USAGE, Refusal
 from train.base.words import did_you_mean
 from train.launch.words import Command
 from train.preflight.finding import codes
+from train.run.config import build_parser, seconds
 from train.run.config import parse as parse_run
-from train.run.config import seconds
 
 # The option that every tier has in front of the user's arguments.
 ONLY_CHECK = {"--preflight": "only check whether the job can start"}
@@ -95,11 +95,8 @@ def _hint(why: str) -> str:
     _, unknown, word = why.partition("unrecognized arguments: ")
     if not unknown:
         return ""
-    text = io.StringIO()
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
-        parse_run(["--help"])
     name = "--" + re.split("[ =]", word)[0].lstrip("-")
-    known = re.findall(r"^ +(--[a-z-]+)", text.getvalue(), re.MULTILINE)
+    known = re.findall(r"^ +(--[a-z-]+)", build_parser().format_help(), re.MULTILINE)
     return did_you_mean(name, [*ONLY_CHECK, *known])
 
 

@@ -380,12 +380,12 @@ class Supervisor:
 
     def _settle(self, outcome: ExitReport) -> None:
         """The job is over: if the status still says `running`, write the outcome."""
-        member, attempt, mine = self.member, self._attempt, None
+        member, attempt, node = self.member, self._attempt, None
         if member.head:
-            mine = Node(member.host_name, self.held_directory, attempt, member.launch)
+            node = Node(member.host_name, self.held_directory, attempt, member.launch)
         directory = self.checkpoint_dir if self._tier.decides else self.held_directory
         try:
-            settle_end(directory, attempt, mine, decision.word_of(outcome.code), outcome.why)
+            settle_end(directory, attempt, node, decision.word_of(outcome.code), outcome.why)
         except OSError as error:
             say(f"the status file cannot be written: {error.strerror}")
 

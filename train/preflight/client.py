@@ -354,9 +354,9 @@ class Search:
         if head_hello.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
         elif head_hello.head != settings.head:
-            theirs, ours = f"the head {head_hello.head}", f"the head {settings.head}"
+            head_told, head_here = f"the head {head_hello.head}", f"the head {settings.head}"
             self._fault = messages.disagree(
-                settings, met, theirs, NamedHost(settings.host_name), ours
+                settings, met, head_told, NamedHost(settings.host_name), head_here
             )
         else:
             head = NamedHost(settings.head, self.address)

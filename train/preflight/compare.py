@@ -88,12 +88,12 @@ def _differing(
     kinds = _kinds(values)
     if len(kinds) < 2:
         return
-    said = [
+    parts = [
         f"{join_names(names)} {'has' if len(names) == 1 else 'have'} {subject.format(value)}"
         for value, names in kinds
     ]
     first = kinds[0][1][0]
-    yield Finding(code, first, _shortened(said), remedy, severity)
+    yield Finding(code, first, _shortened(parts), remedy, severity)
 
 
 def _kinds(values: Values) -> list[tuple[str, list[str]]]:
@@ -104,11 +104,11 @@ def _kinds(values: Values) -> list[tuple[str, list[str]]]:
     return [(kind, [host for host, value in values.items() if value == kind]) for kind in kinds]
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _shortened(parts: Sequence[str]) -> str:
     """The parts joined; if there are more than six, only the five rarest and the most common one."""
-    if len(names) > 6:
-        names = [*names[:5], f"{len(names) - 6} other kinds", names[-1]]
-    return "; ".join(names)
+    if len(parts) > 6:
+        parts = [*parts[:5], f"{len(parts) - 6} other kinds", parts[-1]]
+    return "; ".join(parts)
 
 
 def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
@@ -121,11 +121,11 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
     kinds = _kinds(resolved)
     if len(kinds) < 2:
         return
-    said = [f"{address} on {join_names(names)}" for address, names in kinds]
+    parts = [f"{address} on {join_names(names)}" for address, names in kinds]
     yield Finding(
         "NAME005",
         kinds[0][1][0],
-        f"the head's name {settings.head} is {_shortened(said)}",
+        f"the head's name {settings.head} is {_shortened(parts)}",
         f"give the name one meaning in DNS or in every /etc/hosts{settings.or_address('the head')}",
     )
 

@@ -75,8 +75,8 @@ class Network:
     @property
     def prefix(self) -> int:
         """The length of the network part of `address`, in bits; 32 if it is not known."""
-        found = interface_with(self.address, list(self.interfaces)) if self.address else None
-        return found.prefix(self.address) if found else 32
+        interface = interface_with(self.address, list(self.interfaces)) if self.address else None
+        return interface.prefix(self.address) if interface else 32
 
     @property
     def first_address(self) -> str:
@@ -268,16 +268,16 @@ def kind(nic: str, sys: Path = _SYS) -> str:
 
 
 def _by_marks(entry: Path) -> str:
-    for mark, found in _MARKS.items():
+    for mark, nic_kind in _MARKS.items():
         if (entry / mark).exists():
-            return found
+            return nic_kind
     try:
-        found = _TYPES.get((entry / "type").read_text("utf-8", "replace").strip(), "")
+        nic_kind = _TYPES.get((entry / "type").read_text("utf-8", "replace").strip(), "")
     except OSError:
-        found = ""
+        nic_kind = ""
     # Hardware without any of these marks is a wired card.
-    return found or (WIRED if (entry / "device").exists() else "")
+    return nic_kind or (WIRED if (entry / "device").exists() else "")
 
 
 def _by_name(nic: str) -> str:
-    return next((found for found, names in _NAMES if re.fullmatch(names, nic)), WIRED)
+    return next((nic_kind for nic_kind, names in _NAMES if re.fullmatch(names, nic)), WIRED)

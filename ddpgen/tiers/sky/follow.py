@@ -176,10 +176,10 @@ def find(name: str, launched: str = "") -> QueueAnswer:
         answer = skypilot.ask(sky_jobs.queue())
     except TargetUnavailableError as error:
         return QueueAnswer((), str(error), failed=True)
-    return chosen(answer, name, launched)
+    return our_jobs(answer, name, launched)
 
 
-def chosen(answer: ProgramResult, name: str, launched: str) -> QueueAnswer:
+def our_jobs(answer: ProgramResult, name: str, launched: str) -> QueueAnswer:
     """Return our jobs in SkyPilot's answer to jobs.queue(). The arguments are those of find()."""
     if sky_jobs.controller_is_down(answer.output):
         refresh = skypilot.shell_line(["jobs", "queue", "--refresh"])

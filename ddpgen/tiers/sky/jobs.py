@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from ddpgen.driver.wording import clock, printable
 from ddpgen.monitor.report import without_empty_columns
 
-VERSION = "0.14"  # the version that these formats and the rendered file are for
-# Ask for so many of the newest jobs: a row takes 2 KB, and a program's output is kept to a limit.
+# SkyPilot's version, for which these formats and the rendered file are made.
+VERSION = "0.14"
+
+# Only the newest jobs are asked for, because a row takes 2 KB and a program's output is kept to a limit.
 _MAX_JOBS = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WAITING_STATES = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
