@@ -115,9 +115,10 @@ def _explain_bug(error: Exception, messages: str) -> int:
     attach = f"please report it with the spec and the file {log}"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch(mode=0o600)
         log.write_text(text, "utf-8", "backslashreplace")
     except OSError:
         attach = f"please report it with the spec and these lines:\n{text}"
-    what = f"{type(error).__name__}: {error}"
+    what = verbosity.without_secrets(f"{type(error).__name__}: {error}")
     _tell(f"this is a bug in ddpgen {__version__}, not in your spec: {what}\n{attach}")
     return BugError.exit_code

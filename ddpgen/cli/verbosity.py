@@ -6,15 +6,16 @@ that are run, files, and decisions. Errors are exceptions: cli.run() prints them
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shlex
 from collections import deque
 from typing import Any
 
 import click
 
-# Tells hosts/run.sh the level. driver/trace.py has the same name.
-VARIABLE = "DDPGEN_LOG"
+from ddpgen.driver.trace import VARIABLE
 
 _MAX_KEPT = 1000  # messages, because `status --watch` may run for days
 
@@ -28,12 +29,14 @@ class Messages(logging.Handler):
         self._last: deque[str] = deque(maxlen=_MAX_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message. Raise OSError if stderr cannot be written, as for any other output."""
+        """Print a message. Raise OSError if stderr cannot be written, unless the message is for debugging."""
         text = record.getMessage()
         if record.levelno == logging.DEBUG:
             text = f"debug: {text}"
         self._last.append(text)
-        if record.levelno >= self.shown:
+        if record.levelno < self.shown:
+            return
+        with contextlib.suppress(*([OSError] if record.levelno == logging.DEBUG else [])):
             click.echo(without_secrets(text) if self.shown == logging.DEBUG else text, err=True)
 
     def log(self) -> str:
@@ -62,9 +65,10 @@ def without_secrets(text: str) -> str:
     """Return `text` with $NAME for the value of each environment variable that is a secret."""
     from ddpgen.spec import secrets
 
-    for name, value in os.environ.items():
+    # The longest come first, because one value may begin with another.
+    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         if len(value) >= secrets.SHORTEST and secrets.is_secret(name, value):
-            text = text.replace(value, f"${name}")
+            text = text.replace(shlex.quote(value), f"${name}").replace(value, f"${name}")
     return secrets.TOKEN_FORMS.sub("***", text)
 
 

@@ -87,9 +87,9 @@ class Child(asyncio.SubprocessProtocol):
         assert self._transport is not None
         if not self._ended.done():
             code = self._transport.get_returncode() or 0
-            self._log_end(code)
             self._ended.set_result(code)
             self._transport.close()
+            self._log_end(code)
 
     def write(self, data: bytes) -> bool:
         """Queue `data` for the program's input. Return False if the input is closed."""

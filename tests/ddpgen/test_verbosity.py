@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddpgen import job
+from ddpgen.cli.verbosity import begin, without_secrets
 from tests.ddpgen.conftest import GPT, Run
 from tests.ddpgen.programs import Programs
 
@@ -137,5 +140,27 @@ def test_a_bug_leaves_the_messages_that_were_not_shown_and_no_secret(
     assert "spoken-word-77" not in log
     verbose = run("-v", *words)
     assert "+ (cd build" in verbose.err
-    assert TOKEN not in verbose.err.partition("this is a bug")[0]
+    assert TOKEN not in verbose.err
     assert "spoken-word-77" not in verbose.err
+
+
+def test_a_secret_that_another_one_begins_with_or_that_a_shell_quotes_is_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "abcdef12")
+    monkeypatch.setenv("B_TOKEN", "abcdef1234")
+    monkeypatch.setenv("C_TOKEN", "it's 5ecret")
+    words = shlex.join(["run", "abcdef1234", "abcdef12", "it's 5ecret"])
+    assert without_secrets(words) == "run $B_TOKEN $A_TOKEN $C_TOKEN"
+
+
+def test_a_debug_line_that_nobody_reads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    messages = begin()
+    messages.shown = logging.DEBUG
+    monkeypatch.setattr("click.echo", broken)
+    logging.getLogger("ddpgen.test").debug("[1] exit code 0")
+    with pytest.raises(BrokenPipeError):
+        logging.getLogger("ddpgen.test").info("wrote build/gpt")

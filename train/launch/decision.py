@@ -19,7 +19,7 @@ DONE, STOPPED, FAILED = "done", "stopped", "failed"
 NOT_BEGUN, KILLED, CRASHED, TAKEN = "not begun", "killed", "crashed", "taken over"
 # The exit codes of a launch by a user; for the other kinds EXIT_FAILED. Tiers with a scheduler have their own.
 CODES = {DONE: 0, STOPPED: EXIT_STOPPED, NOT_BEGUN: EXIT_STOPPED}
-_NOT_BEGUN = "stopped before the training began"
+_NOT_BEGUN, _NO_REASON = "stopped before the training began", "no reason given"
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class Outcome(NamedTuple):
 def judge(end: End) -> Outcome:
     """Judge the end of the workers. The status decides, because torchrun's exit code is 1 for nearly everything."""
     status = end.status
-    if status is None:
-        return Outcome(TAKEN, "the status is not of this attempt: another job has taken over")
-    if status.word in (DONE, STOPPED, FAILED):
+    if status is not None and status.word in (DONE, STOPPED, FAILED):
         return Outcome(status.word, final(status), status.reason)
     if end.stops and not end.killed and not end.met:
         return Outcome(NOT_BEGUN, _NOT_BEGUN, _NOT_BEGUN)
+    if status is None:
+        return Outcome(TAKEN, "the status is not of this attempt: another job has taken over")
     if end.killed:
         # A driver kills this host after a crash or loss of another, which this host may have noted as its own crash.
         noted = f"; the last crash: {status.reason}" if status.reason else ""
@@ -118,7 +118,7 @@ def final(status: Status) -> str:
         early = f" ({status.reason})" if status.reason else ""
         return f"done{at}{early}"
     if status.word == FAILED:
-        return f"failed{at}: {status.reason or 'no reason given'}"
+        return f"failed{at}: {status.reason or _NO_REASON}"
     return f"{status.word}{at}"
 
 
@@ -134,14 +134,14 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     if kind in (STOPPED, KILLED):
         line = "; ".join((line, *starts_again))
     lines = (line, *starts_again) if kind == CRASHED else (line,)
-    why = reason if kind in (FAILED, KILLED, CRASHED) else ""
+    why = (reason or _NO_REASON) if kind in (FAILED, KILLED, CRASHED) else ""
     code = CODES.get(kind, EXIT_FAILED)
     return ExitReport(code, lines, why, crashed=kind in (KILLED, CRASHED))
 
 
 def word_of(code: int) -> str:
     """Return the final status for an exit code, for a job whose processes have left the status at `running`."""
-    return {0: "done", EXIT_STOPPED: "stopped"}.get(code, "failed")
+    return {0: DONE, EXIT_STOPPED: STOPPED}.get(code, FAILED)
 
 
 def _crash(code: int, status: Status) -> str:

@@ -176,16 +176,28 @@ def check_may_take(
 
 def check_not_replaced(directory: Path, scheduler: str) -> Holder | None:
     """Return the holder, or None. Raises HeldByLiveJobError if it is a later start of the scheduler's job."""
-    holder, mine = read_lock(directory), Scheduled.parse(scheduler)
-    later = holder.scheduled if holder is not None else None
-    if holder and mine and later and mine.is_replaced_by(later):
-        raise HeldByLiveJobError(
-            f"{directory} is held by a later start of {mine.name}: start {later.restarts + 1}, on "
-            f"{holder.host}, and this is start {mine.restarts + 1}",
-            f"nothing, this start is over; if there is no such job any more, rm {directory / 'lock'}",
-            holder.job,
-        )
+    holder = read_lock(directory)
+    if holder is not None:
+        start, here = Scheduled.parse(scheduler), f", on {holder.host}"
+        refuse_earlier_start(start, holder.scheduled, directory / "lock", here, holder.job)
     return holder
+
+
+def refuse_earlier_start(
+    start: Scheduled | None, holder: Scheduled | None, file: Path, where: str = "", job: str = ""
+) -> None:
+    """Raise HeldByLiveJobError if the holder that `file` names is a later start of the same job than `start`.
+
+    `where`: the host of the holder, in words.
+    """
+    if start is None or holder is None or not start.is_replaced_by(holder):
+        return
+    raise HeldByLiveJobError(
+        f"{file.parent} is held by a later start of {start.name}: start {holder.restarts + 1}{where}, "
+        f"and this is start {start.restarts + 1}",
+        f"nothing, this start is over; if there is no such job any more, rm {file}",
+        job,
+    )
 
 
 def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
@@ -399,9 +411,12 @@ def _pulse(directory: Path, timeout_s: float) -> bool | None:
 
 def _server_time(directory: Path) -> float:
     """Return the file server's time, because no two machines' clocks agree."""
-    guard = directory / _GUARD
-    guard.touch()
-    return guard.stat().st_mtime
+    probe = directory / f".clock.{os.getpid()}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def watch(beat: Callable[[], tuple[object, bool]], timeout_s: float, every_s: float) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -33,4 +34,20 @@ def test_an_end_that_does_not_come_in_time_is_waited_for_again() -> None:
         assert await child.ended_within(60) == 0
         assert await child.ended_within(None) == 0
 
+    asyncio.run(main())
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: object) -> Callable[[int], None]:
+        def broken(code: int) -> None:
+            raise BrokenPipeError(code)
+
+        return broken
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        child = await Child.start(["false"], lambda _: None)
+        assert await child.ended_within(20) == 1
+
+    monkeypatch.setattr("ddpgen.driver.trace.begin", begin)
     asyncio.run(main())

@@ -114,3 +114,7 @@ def test_the_end_of_the_workers(end: End, code: int, lines: tuple[str, ...]) -> 
         assert outcome.reason in lines[0]
     # A status that says `running` still gets the same reason.
     assert outcome.why == (outcome.reason or lines[0])
+
+
+def test_a_failure_without_a_reason_says_so() -> None:
+    assert at_end(End(0, status("failed"))).why == "no reason given"

@@ -193,9 +193,10 @@ class Ownership:
             "whether that is still alive"
         )
         since = began = time.monotonic()
+        owner = holder
 
         def beat() -> tuple[Owner | None, bool]:
-            nonlocal since
+            nonlocal since, owner
             now: Owner | None = holder
             try:
                 now = read_owner(self._store)
@@ -206,10 +207,10 @@ class Ownership:
             except OSError:
                 # The store itself is silent, which is no sign of the owner's life or end.
                 since = min(time.monotonic(), began + _AWAY * SILENCE_S)
+            owner = now or owner
             return now, time.monotonic() - since >= SILENCE_S
 
         if watch(beat, math.inf, _WATCH_S):
-            owner = read_owner(self._store) or holder
             raise HeldByLiveJobError(
                 f"{self._store.name} belongs to {_name(owner)}, which is running",
                 "stop that one first, or give this job another name or prefix",

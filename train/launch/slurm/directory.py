@@ -103,12 +103,7 @@ class Directory:
         holder, cluster = self._holder()
         if holder is not None and not self._start.is_same_job(holder):
             self._check_over(holder.job, cluster or self.cluster, controller)
-        elif holder is not None and self._start.is_replaced_by(holder):
-            raise lock.HeldByLiveJobError(
-                f"{self.path} belongs to a later start of {holder.name}: restart {holder.restarts}, and "
-                f"this is restart {self.requeue_count}",
-                f"nothing, this start is over; if there is no such job any more, rm {self.path / 'slurm-job'}",
-            )
+        lock.refuse_earlier_start(self._start, holder, self.path / "slurm-job")
         lock.check_free(self.path, self.scheduler)
 
     def _holder(self) -> tuple[Scheduled | None, str]:
@@ -116,7 +111,9 @@ class Directory:
         words: list[str] = []
         with contextlib.suppress(OSError):
             words = read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
-        return Scheduled.parse(" ".join(["slurm", *words[:2]])), " ".join(words[2:])
+        start = Scheduled.parse(" ".join(["slurm", *words[:2]]))
+        # A file that an earlier version wrote has the job's number alone.
+        return start or Scheduled.parse(" ".join(["slurm", *words[:1], "0"])), " ".join(words[2:])
 
     def _check_over(self, job: str, cluster: str, controller: Controller) -> None:
         whose = f"{self.path} belongs to Slurm job {job}"

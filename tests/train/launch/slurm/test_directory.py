@@ -57,6 +57,7 @@ def files(place: Path) -> dict[str, bytes]:
         ("5 0 here", "RUNNING", "belongs to Slurm job 5, which is RUNNING; "),
         ("5 2 here", "PENDING", "belongs to Slurm job 5, which is PENDING"),
         ("5_1 2", "REQUEUE_HOLD", "belongs to Slurm job 5_1, which is REQUEUE_HOLD"),
+        ("5", "RUNNING", "belongs to Slurm job 5, which is RUNNING; "),
         ("5 0 here", "SOMETHING_NEW", "belongs to Slurm job 5, which is SOMETHING_NEW; "),
         ("5 0 here", "", "belongs to Slurm job 5, which is unknown"),  # squeue does not answer
         (
@@ -67,7 +68,7 @@ def files(place: Path) -> dict[str, bytes]:
         (
             "7 1 here",
             "RUNNING",
-            "to a later start of Slurm job 7: restart 1, and this is restart 0",
+            "held by a later start of Slurm job 7: start 2, and this is start 1",
         ),
     ],
 )

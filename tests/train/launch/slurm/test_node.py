@@ -52,6 +52,7 @@ def test_a_node_that_the_preflight_refuses_gives_the_finding_as_its_reason(
         (End(137, Status("running", "a1", 7)), 137, "signal 9"),
         (End(1, Status("running", "a1", 7, "rank 1: odd")), 1, "rank 1: odd"),
         (End(1, None), 1, "another job"),
+        (End(1, None, stops=1, met=False), 0, "before the training began"),
     ],
 )
 def test_the_end_of_a_node(node: SlurmNode, end: End, code: int, decisive: str) -> None:
