@@ -333,6 +333,7 @@ def test_the_same_scheduler_job_takes_over_at_once_from_a_live_start(
     old = Fence(tmp_path, first)
     # A launch script that is gone, with a worker that is not: nobody waits for that one's end.
     edit(tmp_path, launcher=[sleeper.pid, 1])
+    monkeypatch.setattr(lock, "say", pytest.fail)
     if elsewhere:
         monkeypatch.setattr(lock, "machine", lambda: "another machine")
         monkeypatch.setattr(lock, "_pulse", lambda *_: pytest.fail("it looks whether it is alive"))
@@ -349,6 +350,7 @@ def test_an_earlier_start_of_a_scheduler_job_never_gets_the_directory_back(tmp_p
     with pytest.raises(HeldByLiveJobError) as caught:
         claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 1")
     assert "Slurm job 4711: start 3, on" in str(caught.value)
+    assert caught.value.job == "job"
     assert f"rm {tmp_path / 'lock'}" in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from train.base.errors import TrainError
 from train.checkpoint.store import owner as owner_module
 from train.checkpoint.store.owner import Owner, Ownership, read_owner
 from train.checkpoint.store.places import DirectoryStore, StoreError
-from train.run.lock import FencedOffError
+from train.run.lock import FencedOffError, HeldByLiveJobError
 
 
 @pytest.fixture
@@ -72,6 +72,26 @@ def test_another_job_that_is_alive_is_not_disturbed(
     alive.check()
     alive.release()
     start(store, "task-2", "b").take()
+
+
+def test_a_job_that_comes_while_another_one_is_watched_is_named(store: DirectoryStore) -> None:
+    ended = start(store)
+    ended.take()
+    ended.close()
+
+    class Replaced(DirectoryStore):
+        reads = 0
+
+        def read(self, name: str) -> bytes:
+            self.reads += 1
+            if self.reads == 3:
+                self.write(
+                    name, json.dumps({"job": "task-3", "attempt": "c", "host": "host-c"}).encode()
+                )
+            return super().read(name)
+
+    with pytest.raises(HeldByLiveJobError, match="belongs to job task-3 on host-c"):
+        start(Replaced(Path(store.name)), "task-2", "b").take()
 
 
 def test_another_job_that_is_dead_is_watched_and_then_replaced(store: DirectoryStore) -> None:
