@@ -293,6 +293,12 @@ def test_a_metric_of_any_name_moves_no_cursor() -> None:
     assert job_state.evaluation == r"acc\x1b]0;title\x07 0.5000 at step \x1b[2J"
 
 
+def test_status_reads_eight_tasks_of_an_array_and_live_ones_first() -> None:
+    ended = [slurm_jobs.QueuedJob(f"4711_{index}", "COMPLETED") for index in range(9)]
+    queued = [*ended, slurm_jobs.QueuedJob("4711_9", "RUNNING")]
+    assert slurm.tasks(queued) == ["9", *"0123456"]
+
+
 def test_how_often_a_job_of_slurm_has_come_back() -> None:
     begun = [[0, 0, "requeue"], [1, 20, "crash"], [2, 20, "requeue"], [3, 40, ""]]
     kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}

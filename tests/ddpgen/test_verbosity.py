@@ -19,6 +19,7 @@ Spec = Callable[..., Path]
 WARNED = GPT.replace("procs_per_node: 2", "procs_per_node: 3")
 SLURM = GPT + "env: {NOTE: spoken-word-77}\ntargets:\n  slurm: {}\n"
 TOKEN = "abcdef0123456789"
+HUB_TOKEN = "hf_0123456789"  # in no variable; its form gives it away
 
 
 def debug(err: str) -> list[str]:
@@ -126,11 +127,13 @@ def test_a_bug_leaves_the_messages_that_were_not_shown_and_no_secret(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MY_API_KEY", TOKEN)
     spec(SLURM)
-    words = ("launch", "job.yaml", "--target=slurm", "--", f"--key={TOKEN}")
+    words = ("launch", "job.yaml", "--target=slurm", "--", f"--key={TOKEN}", f"--hub={HUB_TOKEN}")
     assert run("-q", *words).code == 70
     log = (tmp_path / "ddpgen" / "error.log").read_text()
     head, _, rest = log.partition("\n\n")
-    assert head.endswith("\nddpgen -q launch job.yaml --target=slurm -- --key=$MY_API_KEY")
+    assert head.endswith(
+        "\nddpgen -q launch job.yaml --target=slurm -- --key=$MY_API_KEY --hub=***"
+    )
     shown, _, traceback = rest.partition("\n\n")
     assert shown.startswith("debug: read job.yaml: a spec for ")
     assert "\nwrote build/gpt (" in shown
