@@ -89,6 +89,7 @@ def test_the_end_of_the_job_is_the_end_of_make(
     assert process.returncode == make, output
     assert output.endswith(words), output
     assert ("Error" in output) == bool(make), output
+    assert ("\n  ddpgen status build/gpt  " in output) == (job == 0), output
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "TERM", "KILL"])
