@@ -278,6 +278,7 @@ def test_a_bundle_and_a_checkpoint_directory_elsewhere_are_followed_there(
     told = run("status", spec(GPT + f'checkpoint: {{dir: "{place}"}}\n')).out
     assert told.splitlines()[0] == "it's here:"
     assert "newest checkpoint: step 7" in told
+    assert run("status", str(place), "--target=local").code == 2
     assert run("status", "job.yaml", "--target", "kubernetes").code == 2
     assert run("stop", "job.yaml", "--target", "all").code == 2
 

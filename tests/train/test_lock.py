@@ -276,6 +276,11 @@ def test_a_holder_that_beat_while_the_claim_stood_still_is_alive(
     fence.close()
 
 
+def test_a_renewal_counts_although_the_watch_itself_stood_still_for_longer() -> None:
+    looks = iter([(1, False), (2, True)])
+    assert lock.watch(lambda: next(looks), 10.0, 0.0) is True
+
+
 def test_other_hosts_are_no_crash_of_those_that_stay(tmp_path: Path) -> None:
     attempt = claim(tmp_path, "job", os.getpid())
     for world in ("a b", "a", "a b", "a", "a b"):

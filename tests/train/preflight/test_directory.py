@@ -228,6 +228,16 @@ def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
     assert [finding.code for finding in findings] == ["DIR004"] * refused
 
 
+def test_a_host_with_no_launch_on_record_may_join_one_that_another_host_has_begun(
+    job: Settings, sleeper: subprocess.Popen[bytes]
+) -> None:
+    lock.claim(job.checkpoint_dir, "job", sleeper.pid)
+    (finding,) = found(of_hosts(job))
+    assert (finding.code, finding.is_error) == ("DIR004", True)
+    edit(job.checkpoint_dir, boot="another machine")
+    assert found(of_hosts(job)) == []
+
+
 def test_a_schedulers_job_goes_back_to_no_other_jobs_launch(
     job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
