@@ -86,7 +86,7 @@ pictures: venv ## make docs/report-example.html anew, by a run that is killed tw
 
 site: ## build the documentation site, strictly: build/site/index.html
 	@tools/venv.sh docs
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 lock: venv ## resolve the newest versions pyproject.toml allows and write the lock files
 	python tools/lock.py

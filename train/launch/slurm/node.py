@@ -97,7 +97,7 @@ class SlurmNode(Tier):
         lines = () if kind in (DONE, STOPPED, FAILED) else (f"{self._me}: {line}",)
         # The launcher may have ended with 0 although no process has said that the job is over.
         code = _CODES.get(kind, end.code or EXIT_FAILED)
-        return ExitReport(code, lines, reason if code else "")
+        return ExitReport(code, lines, reason)
 
     def report(self, outcome: ExitReport) -> None:
         """Put a failure of this node on file: srun then ends the other nodes, and may drop this node's output."""
