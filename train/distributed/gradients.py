@@ -124,11 +124,11 @@ def _refuse_sparse(model: torch.nn.Module) -> None:
             )
 
 
-def connect_reducer(world: World, ranges: Sequence[range]) -> TreeReducer | ThroughHostMemory:
+def connect_reducer(world: World, ranges: Sequence[range]) -> TreeReducer:
     """Return the reduction of a job whose ranks have these micro-batches. Every rank has to call it."""
     levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
     if levels and world.device.type == "cuda" and world.backend == "gloo":
-        return ThroughHostMemory(levels, shortcut)
+        return ThroughHostMemory(levels, shortcut, world.device)
     return TreeReducer(levels, shortcut, world.device)
 
 

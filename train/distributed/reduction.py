@@ -131,7 +131,7 @@ class TreeReducer:
         self._scratch: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
-        if self._levels and not shortcut and self._stream is None:
+        if self._levels and self._stream is None:
             self._worker = threading.Thread(target=self._work, name="reduce", daemon=True)
             self._worker.start()
 
@@ -159,16 +159,29 @@ class TreeReducer:
         if self._stream is not None:
             return self._on_stream(rows, out)
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._do_later(result, lambda: result.set_result(self._sum(rows, out)))
+        return result
 
-        def job() -> None:
+    def _do_later(
+        self, result: torch.futures.Future[torch.Tensor], job: Callable[[], None]
+    ) -> None:
+        """Let the thread do `job`, which sets `result`, after all earlier jobs."""
+
+        def do() -> None:
             try:
-                self._exchange(rows, out, 0)
-                result.set_result(out)
+                job()
             except Exception as error:  # noqa: BLE001 - DDP raises it where backward waits
                 result.set_exception(error)  # type: ignore[arg-type]
 
-        self._jobs.put(job)
-        return result
+        self._jobs.put(do)
+
+    def _sum(self, rows: Tensors, out: torch.Tensor) -> torch.Tensor:
+        """Return `out`, with the sum over all ranks."""
+        if self._shortcut:
+            dist.all_reduce(out, group=self._levels[0].group)
+        else:
+            self._exchange(rows, out, 0)
+        return out
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -244,29 +257,46 @@ def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
         work.wait()
 
 
-class ThroughHostMemory:
+class ThroughHostMemory(TreeReducer):
     """A TreeReducer for CUDA tensors over gloo, so that hosts with and without a GPU can share a job.
 
-    gloo has no all-to-all for CUDA tensors. Each sum is formed in the host's memory, and the backward pass waits.
+    gloo has no all-to-all for CUDA tensors, so each sum is formed in the host's memory. A stream of its own copies, and
+    the thread waits for it, so the backward pass goes on.
     """
 
-    def __init__(self, levels: Sequence[Level], shortcut: bool) -> None:
-        self._inner = TreeReducer(levels, shortcut, torch.device("cpu"))
-        self.close = self._inner.close
+    def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
+        super().__init__(levels, shortcut, torch.device("cpu"))
+        self._copies = torch.cuda.Stream(device)
 
     def reduce(
         self, rows: Tensors, out: torch.Tensor, last: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
         """Do the same as TreeReducer.reduce."""
         if not out.is_cuda:
-            return self._inner.reduce(rows, out, last)
-        copies = [row.cpu() for row in rows]
-        out.copy_(self._inner.reduce(copies, copies[-1]).wait())
-        return _completed(out)
+            return super().reduce(rows, out, last)
+        self._copies.wait_stream(torch.cuda.current_stream(out.device))
+        with torch.cuda.stream(self._copies):
+            on_host = [torch.empty_like(row, device="cpu", pin_memory=True) for row in rows]
+            for copy, row in zip(on_host, rows, strict=True):
+                row.record_stream(self._copies)
+                copy.copy_(row, non_blocking=True)
+            out.record_stream(self._copies)
+            copied = self._copies.record_event()
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[out.device])
+
+        def job() -> None:
+            copied.synchronize()
+            self._sum(on_host, on_host[-1])
+            with torch.cuda.stream(self._copies):
+                out.copy_(on_host[-1], non_blocking=True)
+                result.set_result(out)  # the future remembers the stream it was set on
+
+        self._do_later(result, job)
+        return result
 
 
 def tree_hook(
-    reducer: TreeReducer | ThroughHostMemory,
+    reducer: TreeReducer,
     sums: LocalSums,
     parameters: Sequence[torch.nn.Parameter],
     ready: Callable[[], None],
