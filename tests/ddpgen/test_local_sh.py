@@ -509,7 +509,7 @@ def test_a_checkpoint_directory_that_cannot_take_a_stop_file_still_stops(
     (ours.checkpoints / "stop").symlink_to("/no/such/directory/stop")
     process.terminate()
     output = process.communicate(timeout=TIMEOUT_S)[0]
-    assert "ending the launcher instead" in output
+    assert "ending the processes of this host instead" in output
     assert process.returncode == 75
 
 

@@ -1,4 +1,4 @@
-"""The launch of one host, from its options to its exit code: the flow that all tiers share.
+"""One host's part of a launch, from its options to its exit code: the flow that local, hosts, slurm and sky share.
 
 check arguments → preflight → take the directory → network → start the workers → wait → decide. Work that waits for
 files, hosts or names runs in a thread, so that the event loop answers a signal at once.
@@ -143,7 +143,7 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # If a signal ended setup, wait for the same signal here, so that this end counts as a stop.
+            # A signal that ended setup may reach this process up to LATE_S later. With it, this end counts as a stop.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -191,7 +191,7 @@ class Supervisor:
 
     @property
     def held_directory(self) -> Path:
-        """The directory that this host holds: the checkpoint directory, or on several hosts its own part of it."""
+        """The checkpoint directory, or this host's node directory in it if the launch has a head."""
         whole = self.checkpoint_dir
         return node_directory(whole, self.member.host_name) if self.member.head else whole
 
@@ -357,7 +357,9 @@ class Supervisor:
         try:
             create_stop_file(self._stop_file, request.words)
         except OSError as error:
-            say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
+            say(
+                f"cannot create {self._stop_file} ({error.strerror}); ending the processes of this host instead"
+            )
             self._workers.end()
             return
         if request.message:
@@ -413,7 +415,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # With other hosts or a store, assume a checkpoint there; otherwise only after a clean stop.
+                    # Assume that another host or the store has a checkpoint. If there is neither, assume one only after
+                    # a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

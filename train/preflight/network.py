@@ -50,8 +50,8 @@ class Network:
     """The result of inspect_network(). Addresses are IPv4; "" means not known, or not needed.
 
     `kinds`: the kind of each interface, by its name.
-    `head`, `peer`, `own_address`: the addresses to which this host resolves the head's name, the peer's name, and its own
-    name in the spec.
+    `head`, `peer`, `own_address`: the addresses to which this host resolves the fields of these names in Settings. The
+    peer is the head, or on the head another host.
     `unresolved`: why the head's name does not resolve.
     `route_source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
@@ -119,7 +119,7 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # This head needs the route to the peer to find its interface, and the peer's name does not resolve.
+        # The head's own address selects no interface, and there is no route to a peer whose name does not resolve.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
@@ -198,7 +198,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             "NAME003",
             me,
             what,
-            f"correct {head} in /etc/hosts of {me}{settings.or_address('the head')}"
+            f"correct the entry of {head} in /etc/hosts of {me}{settings.or_address('the head')}"
             f"{'' if settings.scheduled else '; or is this the script of another host?'}",
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 
-# Slurm checks the time limits every half minute, so its signal may come a minute early or late.
+# Slurm checks the time limits every half minute, so its signal may come up to a minute early.
 _SLACK_S = 60.0
 _WARNING_S = 300.0
 # Options that this tier writes. `extra` may not repeat one, because sbatch silently takes the last value.
