@@ -4,7 +4,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run rig sky frameworks check test nightly static lint types bench golden docs pictures site lock dist clean venv
+.PHONY: help run rig sky frameworks check test nightly gpu static lint types bench golden docs pictures site lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
@@ -65,6 +65,11 @@ lint: venv ## formatting and lint, as CI judges them
 
 types: venv ## the strict type check of ddpgen/ and train/
 	mypy
+
+gpu: venv ## what takes an NVIDIA GPU: the bits of every precision, kills, what a step costs; five minutes
+	python -m pytest tests/gpu
+	@mkdir -p build/bench
+	python benchmarks/step.py --cuda --blocks 5 --json build/bench/gpu.json
 
 bench: venv ## the benchmarks against their baselines, interleaved; figures in build/bench/
 	@mkdir -p build/bench

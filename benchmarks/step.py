@@ -15,6 +15,13 @@ process of the tracker takes the rows a second later:
   all on          each rank's times and their rows, and the tracker tensorboard
   all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
 
+With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
+card):
+
+  ours/tree       as above: operations take their deterministic version, attention's backward pass too
+  bare            the loop written by hand, with torch's own defaults
+  bare/exact      the same with deterministic versions: the cost of determinism alone
+
 With --determinism our loop with determinism: portable against the same with the default. A process takes its kernels
 for good, so each block is a launch of its own.
 """
@@ -46,6 +53,7 @@ LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000
 TOY = "--arg=batch_norm=true --arg=hidden=256 --optimizer=sgd --global-batch-size=64"
 LOOPS = ("bare", "ours/tree", "ours/allreduce")
 ALL_ON = ("all off", "all on")
+ON_GPU = ("bare", "bare/exact", "ours/tree")
 # name -> (argv of the run, processes to measure with)
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "gpt 0.8M, 8 micro-batches": (
@@ -62,6 +70,20 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     ),
 }
 
+LONG = "--arg=depth=12 --arg=width=768 --arg=heads=12 --arg=seq_len=1024 --arg=max_bytes=20000000"
+GPU_CASES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "gpt 86M, bf16, 4 micro-batches of 8 x 1024": (
+        f"--workload=gpt {GPT} --global-batch-size=32 --micro-batch-size=8 --precision=bf16 {LONG}",
+        (1, 2),
+    ),
+    "gpt 86M, fp32, 4 micro-batches of 8 x 1024": (
+        f"--workload=gpt {GPT} --global-batch-size=32 --micro-batch-size=8 {LONG}",
+        (1,),
+    ),
+    "gpt 0.8M, fp32, 8 micro-batches of 2 x 128": (*CASES["gpt 0.8M, 8 micro-batches"][:1], (1, 2)),
+    "two layers with batch norm, 0.03M": CASES["two layers with batch norm, 0.03M"],
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -70,6 +92,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block, about")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all-on", action="store_true", help="compare all on and all off, instead")
+    parser.add_argument("--cuda", action="store_true", help="on GPU 0, which all processes share")
     parser.add_argument("--determinism", action="store_true", help="portable against the default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,12 +100,13 @@ def main() -> None:
         work(json.loads(options.worker), options.blocks, options.seconds)
         return
     results = []
-    for name, (argv, worlds) in CASES.items():
+    contenders = ON_GPU if options.cuda else ALL_ON if options.all_on else LOOPS
+    for name, (argv, worlds) in (GPU_CASES if options.cuda else CASES).items():
         for world in worlds if options.only in name else ():
             if options.determinism:
                 found = measure_determinism(argv, world, options)
             else:
-                found = measure(argv, world, options, ALL_ON if options.all_on else LOOPS)
+                found = measure(argv, world, options, contenders)
             results.append({"case": name, "processes": world, **found})
             print_result(results[-1])
     if options.json:
@@ -92,7 +116,7 @@ def main() -> None:
 def measure_determinism(argv: str, world: int, options: argparse.Namespace) -> dict[str, Any]:
     """Both settings take turns, a launch of one block each."""
     result: dict[str, Any] = {"ms": {}, "cpu_ms": {}}
-    once = argparse.Namespace(blocks=1, seconds=options.seconds)
+    once = argparse.Namespace(blocks=1, seconds=options.seconds, cuda=False)
     for _ in range(options.blocks):
         for setting in ("default", "portable"):
             block = measure(f"{argv} --determinism={setting}", world, once, ("ours/tree",))
@@ -110,7 +134,7 @@ def measure(
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
         case = {
-            "argv": words, "directory": directory, "out": str(out), "contenders": contenders
+            "argv": words, "directory": directory, "out": str(out), "contenders": contenders, "cuda": options.cuda
         }  # fmt: skip
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
@@ -118,7 +142,9 @@ def measure(
             f"--blocks={options.blocks}", f"--seconds={options.seconds}",
             f"--worker={json.dumps(case)}",
         ]  # fmt: skip
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        env = {
+            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"
+        }  # fmt: skip
         done = subprocess.run(
             command, env=env, timeout=600, capture_output=True, text=True, check=False
         )
@@ -138,15 +164,20 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     from train.run.config import parse
     from train.training.numerics import pin
 
+    backend = "gloo"
+    if case["cuda"]:  # each process as the only one of its host, so that all take GPU 0
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        backend = "nccl" if os.environ["WORLD_SIZE"] == "1" else "gloo"
     place = RankInfo.from_environment(os.environ)
     pin(1)
-    world = join(place, "gloo", 60, 60)
+    world = join(place, backend, 60, 60)
     fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
     directory = Path(case["directory"])
     all_reduce = [*fixed, "--reduction=allreduce"]
     tracked = [*fixed, "--tracker=tensorboard"]
     make: dict[str, Callable[[], Callable[[int], None]]] = {
-        "bare": lambda: bare(parse(fixed), world),
+        "bare": lambda: bare(parse(fixed), world, exact=not case["cuda"]),
+        "bare/exact": lambda: bare(parse(fixed), world, exact=True),
         "ours/tree": lambda: ours(parse(fixed), world, directory / "tree"),
         "ours/allreduce": lambda: ours(parse(all_reduce), world, directory / "allreduce"),
         "all off": lambda: ours(parse(fixed), world, directory / "off", NoClock()),
@@ -206,6 +237,7 @@ def ours(
     directory.mkdir(exist_ok=True, parents=True)
     trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"))
     trainer.clock = clock or trainer.clock
+    trainer.check_repeats()
     trainer.connect()
     if world.rank == 0:
         sys.stdout = io.StringIO()
@@ -221,23 +253,42 @@ def ours(
             environments={},
         )
     keys = trainer.fetcher.keys(trainer.own_micro_batches, range(trainer.last_step))
-    batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
+    batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=world.device.type == "cuda")
 
     def run(steps: int) -> None:
+        set_exact(True, world.device)
         trainer.last_step = trainer.state.step + steps
         trainer.take_steps(batches)
+        finish(world.device)
 
     return run
 
 
-def bare(config: Any, world: Any) -> Callable[[int], None]:
+def set_exact(exact: bool, device: Any) -> None:
+    """On a GPU, the versions of operations that repeat their bits, or torch's own defaults."""
+    import torch
+
+    if device.type == "cuda":
+        torch.set_deterministic_debug_mode("error" if exact else "default")
+        torch.backends.cudnn.allow_tf32 = not exact
+
+
+def finish(device: Any) -> None:
+    """Wait until the GPU has computed what it was given."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
     """What one writes by hand: nothing but DDP, gradient accumulation, clipping and the optimizer."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     from train.run.stop import StopRequest
     from train.trainer import Trainer
-    from train.training.data import batch_reader
+    from train.training.data import batch_reader, to_device
 
     never = StopRequest(Path(config.checkpoint_dir, "stop"))
     trainer = Trainer(config, world, evenly(config, world), never)
@@ -251,20 +302,23 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
 
     def run(steps: int) -> None:
         nonlocal position
+        set_exact(exact, world.device)
         for step in range(steps):
             state.optimizers[0].zero_grad(set_to_none=True)
             for i in range(mine):
                 start = (position * world.size + world.rank) * each % (len(order) - each)
-                batch = read(order[start : start + each])
+                batch = to_device(read(order[start : start + each]), world.device)
                 position += 1
                 with nullcontext() if i == mine - 1 else model.no_sync():
-                    loss = workload.loss(model, batch) / mine
+                    with trainer.autocast():
+                        loss = workload.loss(model, batch) / mine
                     loss.backward()
             if config.grad_clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
             state.optimizers[0].step()
             if step % config.log_every == 0:
                 loss.item()
+        finish(world.device)
 
     return run
 
@@ -286,7 +340,7 @@ def print_result(result: dict[str, Any]) -> None:
             f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
     pairs = (
-        ("ours/tree", "bare"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off")
+        ("ours/tree", "bare"), ("bare/exact", "bare"), ("ours/tree", "bare/exact"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off")
     )  # fmt: skip
     for a, b in pairs:
         if a not in times or b not in times:

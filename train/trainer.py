@@ -28,20 +28,8 @@ from train.distributed.local_sockets import SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.step_exchange import StepExchange, StepResult
 from train.distributed.timing import StepClock
-from train.health.phase import (
-    BACKWARD,
-    BUFFERS,
-    DATA,
-    EVALUATION,
-    EXCHANGE,
-    FORWARD,
-    NOW,
-    RECORDS,
-    SNAPSHOT,
-    UPDATE,
-    WAITING,
-    doing,
-)
+from train.health import phase
+from train.health.phase import NOW, WAITING, doing
 from train.run.config import RunConfig
 from train.run.lock import Fence
 from train.run.node import Node
@@ -132,9 +120,10 @@ class Trainer:
     """One rank's part of a run.
 
     `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
-    `records`: on rank 0 only. `host`: writes its host's status; set on a host's first rank, if there are several hosts.
-    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the settings changed and accepted.
-    `earlier`: on rank 0 only, the start that wrote the checkpoint. `state`: all that changes during a run.
+    `records`: on rank 0 only. `host`: writes the status of this machine, on its first rank, if machines have a directory each.
+    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
+    has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint, if there is one.
+    `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -231,19 +220,24 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With data workers, one of them reads the batch, because this process must not open the dataset's files. One
-        # worker reads it twice: in two workers, the dataset's own random generator would draw equal numbers.
-        workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
-        batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        # With data workers, one worker reads the batch twice, because this process must not open the dataset's files. Two
+        # workers would draw equal numbers from their copies of the dataset's own generator, and hide it from this check.
+        workers, threads, timeout_s = (
+            min(config.data_workers, 1),
+            config.threads,
+            config.collective_timeout,
+        )
+        read = partial(fetch_batches, self.fetcher, [key] * 2, workers, threads, timeout_s, False)
         model = self.workload.model
-        # Allow collectives in the user's code with `allreduce`, whose bits depend on the number of processes anyway, if
-        # all ranks have equally many micro-batches. Otherwise some would wait for ever in a step.
+        # The user's code may call collectives only with `allreduce`, whose bits depend on the number of processes anyway,
+        # and with equally many micro-batches on all ranks. Otherwise some ranks would wait for ever in a step.
         counts = {*map(len, self.rank_micro_batches)}
         may_meet = config.reduction == "allreduce" and len(counts) == 1
-        repetition = repeats.repeat(
-            model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
-        )
-        self.repeats = repeats.report(repetition, self.world)
+
+        def compute(batch: Any) -> torch.Tensor:
+            return self._loss(model, 0, to_device(batch, device))
+
+        self.repeats = repeats.check(model, compute, read, self.world, may_meet)
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
@@ -316,7 +310,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # This may be a shorter run's last checkpoint, which was written before its step was evaluated.
+            # The checkpoint may be the last one of a shorter run, which is written before its step is evaluated.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -324,14 +318,14 @@ class Trainer:
             with self.profile.step(self.state.step + 1) if self.profile else nullcontext():
                 result = self.train_step(batches)
             self.state.step += 1
-            NOW.name = RECORDS
+            NOW.name = phase.RECORDS
             if self.records is not None:
                 self.records.stepped(self.state, result, lr)
             self._commit(self._evaluation_is_due() and self.evaluate())
         return outcome
 
     def _outcome(self, result: StepResult | None) -> Outcome | None:
-        """Return how the training ends before the next step, or None. `result`: of the step before, if any."""
+        """Return the outcome if the training ends here, or None for one more step. `result`: of the last step, if any."""
         state, until = self.state, self.config.until
         if state.step >= self.last_step or state.selection.verdict:
             return Outcome.DONE
@@ -364,10 +358,10 @@ class Trainer:
         for v in self.own_micro_batches:
             last = v == self.own_micro_batches[-1]
             with nullcontext() if last else self.gradients.ddp.no_sync():
-                NOW.name = DATA
+                NOW.name = phase.DATA
                 with self.clock.batch():
                     batch = next(batches)
-                NOW.name = FORWARD
+                NOW.name = phase.FORWARD
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
                 if buffers is not None:
@@ -375,29 +369,29 @@ class Trainer:
                     buffers.record_changes(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
-                    NOW.name = EXCHANGE
+                    NOW.name = phase.EXCHANGE
                     self.exchange.add_losses(losses)
                     if not loss.is_cuda:
                         self.exchange.send(*self._asked_to_end(), changed, self._own_times())
-                NOW.name = BACKWARD
+                NOW.name = phase.BACKWARD
                 self._backward(loss)
                 if last and loss.is_cuda:
-                    NOW.name = EXCHANGE
+                    NOW.name = phase.EXCHANGE
                     self.exchange.send(*self._asked_to_end(), changed, self._own_times())
             if not last:
                 self.gradients.add_micro_batch()
         self.clock.reduced()
         self._check_complete()
-        NOW.name = SNAPSHOT
+        NOW.name = phase.SNAPSHOT
         if self.records is not None:
             self.records.checkpointer.wait_copied()
-        NOW.name = UPDATE
+        NOW.name = phase.UPDATE
         self._update()
-        NOW.name = EXCHANGE
+        NOW.name = phase.EXCHANGE
         with WAITING, self.clock.waiting():
             result = self.exchange.receive()
         if buffers is not None:
-            NOW.name = BUFFERS
+            NOW.name = phase.BUFFERS
             with WAITING, self.clock.waiting():
                 buffers.combine(result.changed_buffers)
         self.clock.end()
@@ -412,7 +406,7 @@ class Trainer:
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, if there is one, and record the metrics. Returns whether they are the
         best so far."""
-        with doing(EVALUATION), self.autocast():
+        with doing(phase.EVALUATION), self.autocast():
             metrics = evaluate(self.workload, self.world, self.config)
         if metrics and self.records is not None:
             self.records.evaluated(self.state.step, metrics)
@@ -422,7 +416,7 @@ class Trainer:
         """Write the last checkpoint and the final status. Raises TrainError on every rank if that checkpoint fails."""
         reason = ""
         if outcome is Outcome.STOPPED:
-            # Only some ranks may know the reason, and every host's status must give the same one.
+            # Perhaps not every rank knows the reason. The status of every host must give the same reason.
             reason = foremost(self.world.all_gather(self.stop.reason)) or BY_OPTION
         if outcome is Outcome.DONE and self.state.step < self.last_step:
             reason = self.state.selection.verdict
@@ -440,7 +434,7 @@ class Trainer:
                 self.records.close_world(self.state.step, why)
         else:
             agreement.agree(self.world, "last checkpoint", why, timeout_s)
-            # After the checkpoint: a fault in an evaluation must not cost the training.
+            # Evaluate after the last checkpoint, so that a fault in the evaluation loses no training.
             if outcome is Outcome.DONE:
                 self._evaluate_last()
             if self.records is not None:
@@ -457,7 +451,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
-        """Return whether this rank wants to stop, and to leave. One rank's request is enough. A stop wins."""
+        """Return two flags: this rank asks for a stop, and this rank asks to leave. One rank is enough. A stop wins."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,6 +407,35 @@ def test_computing_a_micro_batch_twice_leaves_nothing_behind() -> None:
     assert all(buffers[name] is buffer for name, buffer in layer.named_buffers())
     assert layer.late is None
     assert [p.grad for p in layer.parameters()] == [None, None]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_gpu_trains_in_the_mode_error_if_all_operations_have_a_deterministic_version(
+    capsys: pytest.CaptureFixture[str], deterministic: bool
+) -> None:
+    layer = torch.nn.Linear(8, 1)
+    modes: list[int] = []
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        modes.append(torch.get_deterministic_debug_mode())
+        if modes[-1] == 2 and not deterministic:  # as torch does on a GPU
+            raise RuntimeError("pool_backward does not have a deterministic implementation, but")
+        loss: torch.Tensor = layer(x).sum()
+        return loss
+
+    world: Any = SimpleNamespace(
+        device=torch.device("cuda"), rank=0, all_gather=lambda value: [value]
+    )
+    before = torch.get_deterministic_debug_mode()
+    try:
+        exact = repeats.check(layer, compute, lambda: [X, X.clone()], world)
+        mode = torch.get_deterministic_debug_mode()
+    finally:
+        torch.set_deterministic_debug_mode(before)
+    said = capsys.readouterr().err
+    assert exact == deterministic
+    assert (mode, modes) == ((2, [2, 2]) if deterministic else (1, [2, 1, 1]))
+    assert ("no deterministic version of pool_backward" in said) != deterministic
 
 
 X = torch.arange(32.0).reshape(4, 8)

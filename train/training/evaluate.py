@@ -69,6 +69,9 @@ def _measure_batches(
     rows: list[Rows] = []
     # Restore the buffers afterwards. Otherwise the weights would depend on when evaluations take place.
     saved_buffers = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
+    # Only a warning: an operation of a metric without a deterministic version does not change the weights.
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(min(mode, 1))
     workload.model.eval()
     try:
         # Not inference_mode: training could not use a tensor that the model caches here.
@@ -80,6 +83,7 @@ def _measure_batches(
                 means[n], of_samples = _measure(workload, batch, len(indices))
                 rows.append(of_samples)
     finally:
+        torch.set_deterministic_debug_mode(mode)
         workload.model.train()
         for buffer, before in saved_buffers:
             if not torch.equal(buffer, before):

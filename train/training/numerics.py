@@ -30,8 +30,8 @@ def pin(threads: int) -> None:
     """Fix the choices that torch would otherwise make by machine or by timing."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
-    # Warn only, so that a model with an operation that has no deterministic version still trains. This call and the
-    # variable avoid an import of the compiler, which costs as much as torch itself.
+    # Warn only: on a GPU, repeats.check decides if the model can train in the mode "error". This call and the variable
+    # avoid an import of the compiler, which costs as much as torch itself.
     torch.set_deterministic_debug_mode("warn")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     # Do not fill new tensors: that would hide reads of uninitialised memory, and cost a pass over each.

@@ -23,6 +23,10 @@ from train.base.errors import TrainError
 from train.distributed.process_group import World
 from train.health.stacks import innermost_user_line
 
+# torch's words in the debug mode "error".
+_NOT_DETERMINISTIC = re.compile(
+    r"(\S+) does not have a deterministic implementation|because it uses CuBLAS"
+)
 # The methods of a process group through which every function of torch.distributed goes.
 _COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|send|recv)")
 
@@ -30,10 +34,42 @@ _COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|
 @dataclass(frozen=True)
 class Repetition:
     """A rank's finding. `difference`: in words, "" if both results have the same bits. `loss`: the first loss, or
-    None."""
+    None. `operation`: torch's name of one without a deterministic version, "" if there is none."""
 
     difference: str
     loss: float | None
+    operation: str = ""
+
+
+def check(
+    model: torch.nn.Module,
+    compute: Callable[[Any], torch.Tensor],
+    read: Callable[[], Iterable[Any]],
+    world: World,
+    may_meet: bool = False,
+) -> bool:
+    """Compute a micro-batch twice on every rank. Return whether its results have the same bits everywhere.
+
+    `read` returns it twice.
+    On a GPU, torch is in the debug mode "error" afterwards: in the mode "warn", the backward pass of attention does not
+    repeat its bits. If an operation has no deterministic version, the mode is "warn", and rank 0 prints a warning.
+    """
+    if world.device.type == "cpu":
+        return report(repeat(model, compute, read(), may_meet), world)
+    torch.set_deterministic_debug_mode("error")
+    repetition = repeat(model, compute, read(), may_meet)
+    operations = sorted({*world.all_gather(repetition.operation)} - {""})
+    if not operations:
+        return report(repetition, world)
+    torch.set_deterministic_debug_mode("warn")
+    if world.rank == 0:
+        say(
+            f"warning: torch has no deterministic version of {', '.join(operations)} on a GPU. So the weights may differ "
+            "from run to run. Use another operation if the bits have to be the same (docs/performance.md, What fixes "
+            "the bits)"
+        )
+    report(repeat(model, compute, read(), may_meet), world)
+    return False
 
 
 def repeat(
@@ -57,8 +93,10 @@ def repeat(
             "micro-batch, and raise train.micro_batch_size if more samples have to meet in it "
             "(docs/workloads.md, A loss over many samples)"
         ) from None
-    except Exception:  # noqa: BLE001 - the first step raises it again, and reports it as usual
-        return Repetition("", None)
+    except Exception as error:  # noqa: BLE001 - the first step raises it again, and reports it as usual
+        refused = _NOT_DETERMINISTIC.search(str(error)) if isinstance(error, RuntimeError) else None
+        without = "cuBLAS without CUBLAS_WORKSPACE_CONFIG=:4096:8"
+        return Repetition("", None, (refused[1] or without) if refused else "")
 
 
 def _repeat(
