@@ -10,13 +10,14 @@ import importlib.util
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import shell, yamltext
 from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
+from ddpgen.spec.fields import did_you_mean
 
 if TYPE_CHECKING:
     import jinja2  # loaded by the first Renderer: most commands render nothing
@@ -41,6 +42,8 @@ class Renderer:
 
         built_in = jinja2.FileSystemLoader(resource("templates"))
         overriding = [jinja2.FileSystemLoader(overrides)] if overrides else []
+        if overrides:
+            _refuse_unknown_names(overrides, built_in.list_templates())
         self._overrides = overrides
         self._environment = jinja2.Environment(
             loader=jinja2.ChoiceLoader(
@@ -79,6 +82,17 @@ class Renderer:
             return []
         text = self.render("activate.sh.j2", values)
         return [Artefact(values["activation"], text, executable=False)]
+
+
+def _refuse_unknown_names(overrides: Path, built_in: Sequence[str]) -> None:
+    """Raise FileTroubleError if no template can mean one of the user's: it is none of ours, and no other names it."""
+    texts = {
+        each.name: each.read_text("utf-8", "replace") for each in sorted(overrides.glob("*.j2"))
+    }
+    for name in texts:
+        if name not in built_in and not any(name in text for text in texts.values()):
+            remedy = did_you_mean(name, built_in, f"the names are {', '.join(built_in)}")
+            raise FileTroubleError(f"{overrides}: {name} replaces no template of ddpgen; {remedy}")
 
 
 def _compiled() -> jinja2.BytecodeCache | None:

@@ -82,6 +82,21 @@ def test_templates_of_the_users_replace_ours_or_extend_them_by_block(
     assert "echo before\n# --- run: " in outcome.out
 
 
+def test_a_template_that_replaces_none_of_ours_is_refused(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/locl.sh.j2").write_text("umask 077\n")
+    command = ("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
+    outcome = run(*command)
+    assert outcome.code == 74
+    assert "locl.sh.j2 replaces no template" in outcome.err
+    assert "did you mean local.sh.j2?" in outcome.err
+    # Another template may include it.
+    (tmp_path / "mine/_setup.sh.j2").write_text('{% include "locl.sh.j2" %}')
+    assert "umask 077" in run(*command).out
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
