@@ -7,7 +7,7 @@ from a full disk. `docs/cli.md` lists them; a test keeps the two equal.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpgen.driver.wording import printable
 
@@ -15,10 +15,18 @@ MAX_SHOWN = 50  # lines of findings; with more, a reader starts at the top anywa
 
 
 class Position(NamedTuple):
-    """A position in the spec; lines and columns count from 1, as editors do."""
+    """A position in the spec, or in `file`; lines and columns count from 1, as editors do.
+
+    Line 0: `file` is an option or a variable of the environment.
+    """
 
     line: int = 1
     column: int = 1
+    file: str = ""
+
+    def within(self, filename: str) -> str:
+        """Return file:line, or the option. `filename`: the spec's name."""
+        return f"{self.file or filename}:{self.line}" if self.line else self.file
 
 
 class Finding(NamedTuple):
@@ -31,11 +39,17 @@ class Finding(NamedTuple):
     fatal: bool = True
 
     def line(self, filename: str) -> str:
+        line, column, file = self.position
         kind = "" if self.fatal else "warning: "
         path = f"{_short(self.path, 100)}: " if self.path else ""
-        location = f"{filename}:{self.position.line}:{self.position.column}"
-        line = f"{location}: {kind}{path}{_short(self.problem, 400)}; {_short(self.remedy, 400)}"
-        return printable(line)
+        head = (
+            f"{file or filename}:{line}:{column}: {kind}{path}" if line else f"{file} {path}{kind}"
+        )
+        return printable(f"{head}{_short(self.problem, 400)}; {_short(self.remedy, 400)}")
+
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        """Sort the findings of one file together, and those of the spec first."""
+        return (self.position.file, *self) < (other[0].file, *other)
 
 
 class DdpgenError(Exception):

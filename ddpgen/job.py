@@ -18,16 +18,15 @@ from ddpgen.driver.wording import first_names
 from ddpgen.errors import (
     Finding,
     SpecInvalidError,
-    SpecUnreadableError,
     TargetUnavailableError,
 )
-from ddpgen.spec import yamltree
+from ddpgen.site import layers
 from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.groups import Group
-from ddpgen.spec.reader import Reading
+from ddpgen.spec.reader import Reading, read_tree
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers import command
-from ddpgen.tiers.registry import DEFAULT_TIER, MODELS, TIERS, read
+from ddpgen.tiers.registry import DEFAULT_TIER, MODELS, TIERS
 
 if TYPE_CHECKING:
     from ddpgen.bundle.write import WriteResult
@@ -56,14 +55,7 @@ class Rendered(NamedTuple):
 
 def load(path: str) -> dict[str, Reading]:
     """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(yamltree.MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecUnreadableError(
-            f"{path}: {error.strerror}; give the path of a job spec"
-        ) from None
-    readings = read(raw, path)
+    readings = read_tree(layers.read(path, MODELS), MODELS)
     _log.debug(f"read {path}: a spec for {', '.join(readings)}")
     for tier, reading in readings.items():
         if image := lock.container(reading.job, path):
@@ -182,6 +174,7 @@ def write_bundle(
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
     facts = {
         "ddpgen": __version__,
+        "layers": readings[tiers[0]].whole.record,
         "name": jobs[0].name,
         "schema": write.SCHEMA,
         "source": source.describe(home, [path for job in jobs for path in job.code], sources),

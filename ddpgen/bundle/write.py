@@ -68,8 +68,9 @@ def write(
         with exclusive_lock(directory):
             _clean_up(directory, stage, old)
             old_facts = listing(directory)
-            # The same files at another commit are the same bundle.
-            files[LISTING] = _listing({**facts, "source": old_facts.get("source"), "files": sums})
+            # The same files at another commit, or from other layers, are the same bundle.
+            origin = {name: old_facts.get(name) for name in ("source", "layers")}
+            files[LISTING] = _listing({**facts, **origin, "files": sums})
             differ = (path for path, file in files.items() if not _holds(directory / path, *file))
             if (first := next(differ, None)) is None:
                 return WriteResult(len(files), changed=False)

@@ -206,7 +206,7 @@ def _location(reading: Reading, path: Sequence[str]) -> str:
         elif isinstance(node, Listing):
             index = int(part[1:-1])
             node = node.items[index] if index < len(node.items) else None
-    return f"{reading.filename}:{node.position.line}" if node is not None else "default"
+    return node.position.within(reading.filename) if node is not None else "default"
 
 
 # Files.

@@ -104,10 +104,14 @@ class Leaf(Kind):
         """Return the value of a text from outside a spec. Raises Refused."""
         return self.parse(Scalar(Position(), (), text, "str", quoted=False))
 
-    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
+    def value(self, node: Node) -> Any:
+        """Return the value of a node. Raises Refused."""
         if not isinstance(node, Scalar) or is_null(node) or node.tag == "alias":
             raise self.refusal(node)
         return self.parse(node)
+
+    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
+        return self.value(node)
 
     def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         return dict(self.form)

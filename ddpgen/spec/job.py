@@ -43,6 +43,7 @@ NAME = Text(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
     "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
 )
+EXTENDED = Text(allowed="a path relative to this file")
 ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(allowed="a text"))
 
 
@@ -238,6 +239,13 @@ class Machine(NamedTuple):
     procs: int
     gpus: int
     weight: int | Fraction = 1
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Layers:
+    """The parts below a spec, with the values that the spec does not give. They are not part of the job."""
+
+    extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
 
 
 @dataclass(frozen=True, repr=False, eq=False)

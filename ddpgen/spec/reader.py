@@ -1,35 +1,43 @@
 """Read YAML text into a JobSpec for each tier, and report all errors at once, each at its own position.
 
-Owns overlays: they are merged first, and the result is validated once. The kinds of the fields (fields.py, times.py,
-groups.py) read the values; rules.py checks the rules between them. Opens no file. Pure.
+Overlays are merged first, and the result is validated once. The kinds of the fields (fields.py, times.py, groups.py)
+read the values; rules.py checks the rules between them. Opens no file. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import yamltree
-from ddpgen.spec.fields import Kind, describe, did_you_mean
+from ddpgen.spec.fields import describe, did_you_mean
 from ddpgen.spec.groups import Group, Walk
-from ddpgen.spec.job import JobSpec
-from ddpgen.spec.rules import EXCLUSIVE_FIELDS, Conflict, conflicts
+from ddpgen.spec.job import JobSpec, Layers
+from ddpgen.spec.merge import Models, merge
+from ddpgen.spec.rules import Conflict, conflicts
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_null
 
-# The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
-Models = Mapping[str, type[JobSpec]]
+
+class SpecTree(NamedTuple):
+    """A whole spec, its layers merged, and the errors in their YAML. `record`: the layers, if there are several."""
+
+    filename: str
+    root: Table
+    findings: list[Finding]
+    record: Mapping[str, Any] | None = None
 
 
 class Reading(NamedTuple):
-    """A valid job, with the means to point at a position in its file."""
+    """A valid job, with the means to point at a position in its file. `whole`: the spec for all tiers."""
 
     filename: str
     tier: str
     job: JobSpec
     root: Table
     warnings: tuple[Finding, ...]
+    whole: SpecTree
 
     def locate(self, conflict: Conflict) -> Finding:
         """Return the conflict as a finding, at the position of its first field."""
@@ -37,23 +45,29 @@ class Reading(NamedTuple):
 
 
 def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
+    """Return the job for each tier that a spec without further layers fits; see read_tree()."""
+    try:
+        return read_tree(SpecTree(filename, *yamltree.parse(raw)), models)
+    except NotYamlError as error:
+        raise SpecInvalidError(filename, error.findings) from None
+
+
+def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     """Return the job for each tier that the spec fits. Raises SpecInvalidError with every error.
 
     A spec that names no tier is for the first of `models`. A spec that names other tiers is also for the first, if
     its top level can run on one machine as it is.
     """
-    try:
-        root, findings = yamltree.parse(raw)
-    except NotYamlError as error:
-        raise SpecInvalidError(filename, error.findings) from None
+    filename, root, findings, _ = whole
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)
-    top_keys = (*Group(JobSpec).field_kinds, "targets")
+    top_keys = (*Group(JobSpec).field_kinds, "targets", *Group(Layers).field_kinds)
+    root = root._replace(entries={n: each for n, each in root.entries.items() if n != "targets"})
     readings = {}
     for tier, overlay in overlays.items():
         kind = Group(models[tier])
-        merged = _merge(root, overlay, kind) if overlay else root
+        merged = merge(root, overlay, kind) if overlay else root
         walk = Walk(_runs_script(merged), top_keys, partial(_group_with_field, models))
         job = kind.read(merged, (), walk)
         unfit = [*walk.missing]
@@ -68,7 +82,7 @@ def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
             continue
         findings += unfit
         warnings = tuple(dict.fromkeys(finding for finding in unfit if not finding.fatal))
-        readings[tier] = Reading(filename, tier, job, merged, warnings)
+        readings[tier] = Reading(filename, tier, job, merged, warnings, whole)
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return readings
@@ -83,10 +97,10 @@ def _runs_script(root: Table) -> bool:
 def _overlays(
     root: Table, findings: list[Finding], tiers: Iterable[str]
 ) -> dict[str, Table | None]:
-    """Return the overlay of each tier, and take `targets` out of the job itself."""
+    """Return the overlay of each tier."""
     tiers = tuple(tiers)
     overlays: dict[str, Table | None] = {tiers[0]: None}
-    targets = root.entries.pop("targets", None)
+    targets = root.entries.get("targets")
     if targets is None or is_null(targets):
         return overlays
     if not isinstance(targets, Table):
@@ -106,26 +120,6 @@ def _overlays(
             remedy = "write the fields that differ"
             findings.append(yamltree.finding(node, f"is {describe(node)}", remedy))
     return overlays
-
-
-def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...] = ()) -> Table:
-    """Return `base` with the entries of `overlay` laid over it. Each node keeps its position in the file."""
-    merged = Table(overlay.position if path else base.position, base.path, {}, {})
-    overlaid = {(*path, name) for name, node in overlay.entries.items() if not is_null(node)}
-    dropped = {
-        field for fields in EXCLUSIVE_FIELDS if overlaid.intersection(fields) for field in fields
-    }
-    for name, node in base.entries.items():
-        if (*path, name) not in dropped:
-            merged.entries[name], merged.keys[name] = node, base.keys[name]
-    for name, node in overlay.entries.items():
-        inner, below = kind.field_kinds.get(name) if kind else None, base.entries.get(name)
-        if inner is not None and below is not None:
-            below = inner.spelled_out(below)
-        if isinstance(below, Table) and isinstance(node, Table):
-            node = _merge(below, node, inner, (*path, name))
-        merged.entries[name], merged.keys[name] = node, overlay.keys[name]
-    return merged
 
 
 def _locate(conflict: Conflict, root: Table) -> Finding:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ddpgen.spec.fields import REQUIRED
 from ddpgen.spec.groups import Group
-from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reader import Models
+from ddpgen.spec.job import JobSpec, Layers
+from ddpgen.spec.merge import Models
 
 REFERENCE = "spec.md"  # below docs/
 
@@ -60,8 +60,10 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
         return schema
 
     job = Group(JobSpec).schema("", field_schema)
-    # With targets, the top level may leave out required fields, because the overlay of each tier may give them.
-    job["anyOf"] = [_take_required(job), {"required": ["targets"]}]
+    # The top level may leave out required fields, because an overlay or another layer may give them.
+    layers = Group(Layers).schema("", field_schema)["properties"]
+    job["anyOf"] = [_take_required(job), *({"required": [each]} for each in ("targets", *layers))]
+    job["properties"] |= layers
     overlays = {}
     for tier, model in models.items():
         overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", field_schema)

@@ -7,6 +7,7 @@ value would stand at another place than where it acts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import yaml
@@ -75,14 +76,23 @@ def finding(node: Node, problem: str, remedy: str) -> Finding:
     return Finding(node.position, dotted(node.path), problem, remedy)
 
 
-def parse(raw: bytes) -> tuple[Table, list[Finding]]:
+def parse(raw: bytes, file: str = "") -> tuple[Table, list[Finding]]:
     """Return the spec's mapping, and those errors in its YAML that do not hide the rest.
 
-    Raises NotYamlError if there is no mapping to go on with.
+    `file`: the name of a file with a part of the spec, which may be empty. Raises NotYamlError if there is no mapping
+    to go on with.
     """
+    try:
+        return _parse(raw, file)
+    except NotYamlError as error:
+        raise NotYamlError(*(_moved(each, file=file) for each in error.findings)) from None
+
+
+def _parse(raw: bytes, file: str) -> tuple[Table, list[Finding]]:
     text = _decode(raw)
     try:
-        builder = _Builder(_Loader(text))
+        place = (lambda mark: _position(mark)._replace(file=file)) if file else _position
+        builder = _Builder(_Loader(text), place)
         root = builder.document()
     except yaml.MarkedYAMLError as error:
         raise NotYamlError(_syntax(error, text)) from None
@@ -92,9 +102,13 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
         raise NotYamlError(_unfit_character(position)) from None
     except yaml.YAMLError as error:
         raise NotYamlError(_finding_at_start(f"not YAML: {error}", "fix the syntax")) from None
+    if root is None and file:
+        root = Table(Position(file=file), (), {}, {})
     if not isinstance(root, Table):
         problem = "is empty" if root is None else "is not a mapping of keys to values"
         remedy = "start with `name: my-job`; `ddpgen init` writes a spec to begin with"
+        if file:
+            remedy = "write fields of a spec, like `restarts: 5`"
         raise NotYamlError(_finding_at_start(f"the spec {problem}", remedy), *builder.findings)
     return root, builder.findings
 
@@ -119,27 +133,27 @@ def _decode(raw: bytes) -> str:
 class _Builder:
     """Turns the stream of YAML events into nodes, depth first."""
 
-    def __init__(self, loader: Any):
-        self.loader = loader
+    def __init__(self, loader: Any, position: Callable[[Any], Position]):
+        self.loader, self.position = loader, position
         self.findings: list[Finding] = []
 
-    def document(self) -> Node | None:
+    def document(self, path: tuple[str, ...] = ()) -> Node | None:
         self.loader.get_event()  # stream start
         if self.loader.check_event(yaml.StreamEndEvent):
             return None
         self.loader.get_event()  # document start
-        root = self._node(())
+        root = self._node(path)
         self.loader.get_event()  # document end
         if not self.loader.check_event(yaml.StreamEndEvent):
-            position = _position(self.loader.get_event().start_mark)
+            position = self.position(self.loader.get_event().start_mark)
             self._add_finding(
-                position, (), "a second document begins here", "keep one job in one file"
+                position, path, "a second document begins here", "keep one job in one file"
             )
         return root
 
     def _node(self, path: tuple[str, ...], depth: int = 0) -> Node:
         event = self.loader.get_event()
-        position = _position(event.start_mark)
+        position = self.position(event.start_mark)
         self._refuse_sharing(event, position, path)
         if isinstance(event, yaml.AliasEvent):
             return Scalar(position, path, "", "alias", False)
@@ -167,7 +181,7 @@ class _Builder:
 
     def _key(self, holder: Table) -> tuple[str, Position]:
         event = self.loader.get_event()
-        position = _position(event.start_mark)
+        position = self.position(event.start_mark)
         self._refuse_sharing(event, position, holder.path)
         if not isinstance(event, yaml.ScalarEvent):
             problem = "a list or mapping stands where a key should be"
@@ -218,6 +232,10 @@ class _Builder:
 
 def _position(mark: Any) -> Position:
     return Position(mark.line + 1, mark.column + 1) if mark else Position()
+
+
+def _moved(finding: Finding, **changes: Any) -> Finding:
+    return finding._replace(position=finding.position._replace(**changes))
 
 
 def _finding_at_start(problem: str, remedy: str) -> Finding:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpgen.spec import reader
-from ddpgen.spec.reader import Models, Reading
+from ddpgen.spec.merge import Models
+from ddpgen.spec.reader import Reading
 from ddpgen.tiers.hosts.tier import Hosts
 from ddpgen.tiers.local.tier import Local
 from ddpgen.tiers.sky.tier import Sky

@@ -139,7 +139,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, finding: Finding) -> Fault:
-        line, column = finding.position
+        line, column, _ = finding.position
         return cls(
             f"{line}:{column} {finding.path}".rstrip(), f"{finding.problem}; {finding.remedy}"
         )

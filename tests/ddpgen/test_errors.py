@@ -19,16 +19,38 @@ import pytest
 from ddpgen.adopt import program
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
+from ddpgen.site import layers
 from ddpgen.spec import fields, groups, reader, rules, times, yamltree
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import render as slurm
-from tests.ddpgen import test_hosts, test_own_script, test_reader, test_rules, test_sky, test_slurm
+from tests.ddpgen import (
+    test_hosts,
+    test_own_script,
+    test_profiles,
+    test_reader,
+    test_rules,
+    test_sky,
+    test_slurm,
+)
 from tests.ddpgen import test_read_script as scripts
 from tests.ddpgen.conftest import GPT, findings
 
-MODULES = (fields, groups, hosts, local, program, reader, rules, sky, slurm, times, yamltree)
+MODULES = (
+    fields,
+    groups,
+    hosts,
+    layers,
+    local,
+    program,
+    reader,
+    rules,
+    sky,
+    slurm,
+    times,
+    yamltree,
+)
 
 
 # A spec for each kind of error and warning, under the part of it that is wrong.
@@ -103,6 +125,11 @@ def test_the_text_of_every_error(
                 (place / "t.py").write_text(script)
             shown = printable(title if len(title) < 100 else f"{title[:97]}...")
             text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
+        for number, (wrong, *_) in enumerate(test_profiles.WRONG):
+            (place := tmp_path / f"layers{number}").mkdir()
+            monkeypatch.chdir(place)
+            lines = [f"  {line}" for line in test_profiles.errors(wrong, place)]
+            text += "\n".join([*(f"{k}: {v!r}" for k, v in wrong.items()), *lines, "", ""])
     finally:
         sys.settrace(before)
     golden("errors.txt", text)

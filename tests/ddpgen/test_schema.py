@@ -16,7 +16,7 @@ from hypothesis import given
 from ddpgen.errors import SpecInvalidError
 from ddpgen.spec.fields import REQUIRED
 from ddpgen.spec.groups import Group, Groups
-from ddpgen.spec.job import JobSpec, Python
+from ddpgen.spec.job import JobSpec, Layers, Python
 from ddpgen.spec.schema import default_of, descriptions, json_schema
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
@@ -60,6 +60,7 @@ def with_tables(page: str) -> str:
 def tables() -> Iterator[tuple[str, str]]:
     """Heading, table: of the job, its groups, and what each tier has beside them."""
     job = fields(JobSpec)
+    yield "Shared parts", table(fields(Layers), "", "")
     yield "The job", table(job, "", "")
     yield from of_groups(job, "", "")
     for tier, model in MODELS.items():

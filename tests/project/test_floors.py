@@ -20,6 +20,7 @@ FLOORS = {
         {"monitor", "render"},
         {"bundle"},
         {"guide", "programs"},
+        {"site"},
         {"spec"},
         {"resources", "shell", "yamltext"},
         {"errors"},

@@ -1,0 +1,1 @@
+"""A spec and the files below it, which a site and a team share."""

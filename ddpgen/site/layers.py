@@ -1,0 +1,116 @@
+"""Read a spec and the files that it extends into one tree. Each value keeps its file and line.
+
+Owns the search for these files. Knows no field but those of Layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError
+from ddpgen.spec import yamltree
+from ddpgen.spec.fields import Refused, Text
+from ddpgen.spec.job import EXTENDED
+from ddpgen.spec.merge import Branch, Models, merge, whole
+from ddpgen.spec.reader import SpecTree
+from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, is_null
+
+_log = logging.getLogger(__name__)
+
+
+def read(spec: str, models: Models) -> SpecTree:
+    """Return a spec with everything that it extends. Raise SpecUnreadableError, SpecInvalidError."""
+    reading = _Reading(spec, whole(models))
+    try:
+        raw = _content(spec)
+    except OSError as error:
+        raise SpecUnreadableError(
+            f"{spec}: {error.strerror}; give the path of a job spec"
+        ) from None
+    root = reading.tree(_Named(spec, os.path.basename(spec)), raw, ())
+    record = {"files": reading.hashes} if len(reading.hashes) > 1 else None
+    return SpecTree(spec, root, reading.findings, record)
+
+
+class _Named(NamedTuple):
+    """A file as messages name it, and as bundle.json does: relative to the spec, or as the layers name it."""
+
+    path: str
+    name: str
+
+    def beside(self, text: str) -> _Named:
+        """Return the file that this one names."""
+        path, name = (
+            os.path.normpath(os.path.join(os.path.dirname(start), end))
+            for start, end in ((self.path, os.path.expanduser(text)), (self.name, text))
+        )
+        return _Named(path, text if text.startswith("~") else name)
+
+
+class _Reading:
+    """One pass over a spec and the files below it. `hashes`: of each file, by its name."""
+
+    def __init__(self, spec: str, fields: Branch):
+        self._spec, self._fields = spec, fields
+        self._trees: dict[str, Table] = {}
+        self.hashes: dict[str, str] = {}
+        self.findings: list[Finding] = []
+
+    def tree(self, file: _Named, raw: bytes, above: tuple[str, ...]) -> Table:
+        """Return the file, laid over those that it extends. `above`: the files that extend this one."""
+        real_path = os.path.realpath(file.path)
+        if real_path in self._trees:
+            return self._trees[real_path]
+        try:
+            root, findings = yamltree.parse(raw, file.path if above else "")
+        except NotYamlError as error:
+            raise SpecInvalidError(self._spec, [*self.findings, *error.findings]) from None
+        self.hashes[file.name] = hashlib.sha256(raw).hexdigest()
+        self.findings += findings
+        base: Table | None = None
+        for node, text in self._texts(EXTENDED, root.entries.pop("extends", None)):
+            below = self._extended(node, file.beside(text), (*above, real_path))
+            if below is not None:
+                base = below if base is None else self._laid_over(base, below)
+        if base is not None:
+            root = self._laid_over(base, root)
+        self._trees[real_path] = root
+        return root
+
+    def _extended(self, node: Node, file: _Named, above: tuple[str, ...]) -> Table | None:
+        """Return the tree of a file that `node` names; None if it cannot be read."""
+        if os.path.realpath(file.path) in above:
+            problem = f"{file.path} extends this file already"
+            self.findings.append(yamltree.finding(node, problem, "remove one of the two `extends`"))
+            return None
+        try:
+            raw = _content(file.path)
+        except OSError as error:
+            problem = f"{file.path} cannot be read: {error.strerror}"
+            self.findings.append(yamltree.finding(node, problem, f"write {EXTENDED.allowed}"))
+            return None
+        _log.debug(f"read {file.path}, which the spec extends")
+        return self.tree(file, raw, above)
+
+    def _laid_over(self, base: Table, overlay: Table) -> Table:
+        return merge(base, overlay, self._fields)._replace(position=overlay.position)
+
+    def _texts(self, kind: Text, node: Node | None) -> Iterator[tuple[Node, str]]:
+        """Yield each text of the field at `node`, and its own node."""
+        if node is None or is_null(node):
+            return
+        for item in node.items if isinstance(node, Listing) else [node]:
+            try:
+                yield item, kind.value(item)
+            except Refused as refused:
+                self.findings.append(yamltree.finding(item, refused.problem, refused.remedy))
+
+
+def _content(file: str) -> bytes:
+    """Return the file, or as much of it as shows that it is no spec. Raise OSError."""
+    with open(file, "rb") as stream:
+        return stream.read(yamltree.MAX_BYTES + 1)

@@ -1,0 +1,67 @@
+"""Lay one part of a spec over another: a tier's overlay, a profile, a file that another extends, an option.
+
+Mappings are merged; any other value replaces the value below it. Each node keeps its position. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddpgen.spec.fields import Kind
+from ddpgen.spec.groups import Group
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import EXCLUSIVE_FIELDS
+from ddpgen.spec.yamltree import Node, Table, is_null
+
+# The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
+Models = Mapping[str, type[JobSpec]]
+
+
+class Branch(NamedTuple):
+    """A mapping of the spec that is no field: the top level, or `targets`. `field_kinds`: as of a Kind."""
+
+    field_kinds: Mapping[str, Kind | Branch]
+
+    def spelled_out(self, node: Node) -> Node:
+        return node
+
+
+def whole(models: Models) -> Branch:
+    """Return the top level of a spec, with the overlays of these tiers below `targets`."""
+    targets = Branch({tier: Group(model) for tier, model in models.items()})
+    return Branch({**Group(JobSpec).field_kinds, "targets": targets})
+
+
+def merge(
+    base: Table, overlay: Table, kind: Kind | Branch | None, path: tuple[str, ...] = ()
+) -> Table:
+    """Return `base` with the entries of `overlay` laid over it. `path`: of both in the spec, or in the tier's job."""
+    merged = Table(overlay.position if path else base.position, base.path, {}, {})
+    replaced = _replaced(overlay, path)
+    for name, node in base.entries.items():
+        if (*path, name) not in replaced:
+            merged.entries[name], merged.keys[name] = node, base.keys[name]
+    for name, node in overlay.entries.items():
+        inner, below = kind.field_kinds.get(name) if kind else None, base.entries.get(name)
+        if inner is not None and below is not None:
+            below = inner.spelled_out(below)
+        tier = path == ("targets",) or (*path, name) == ("targets",)
+        if tier and below is not None and is_null(node):
+            continue  # `slurm:` without fields only says that the job is for slurm
+        if isinstance(below, Table) and isinstance(node, Table):
+            node = merge(below, node, inner, (*path, name))
+        merged.entries[name], merged.keys[name] = node, overlay.keys[name]
+    return merged
+
+
+def _replaced(overlay: Table, path: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Return the fields that give way to those of `overlay`, because a job has one of them at most."""
+    job = path[2:] if path[:1] == ("targets",) else path
+    given = {(*job, name) for name, node in overlay.entries.items() if not is_null(node)}
+    return {
+        (*path, *field[len(job) :])
+        for fields in EXCLUSIVE_FIELDS
+        if given.intersection(fields)
+        for field in fields
+    }
