@@ -21,6 +21,7 @@ from ddpgen.errors import (
     TargetUnavailableError,
 )
 from ddpgen.site import layers
+from ddpgen.site.options import AS_WRITTEN, Chosen
 from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading, read_tree
@@ -53,9 +54,9 @@ class Rendered(NamedTuple):
     warnings: list[Finding]
 
 
-def load(path: str) -> dict[str, Reading]:
+def load(path: str, chosen: Chosen = AS_WRITTEN) -> dict[str, Reading]:
     """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
-    readings = read_tree(layers.read(path, MODELS), MODELS)
+    readings = read_tree(layers.read(path, chosen, MODELS), MODELS)
     _log.debug(f"read {path}: a spec for {', '.join(readings)}")
     for tier, reading in readings.items():
         if image := lock.container(reading.job, path):

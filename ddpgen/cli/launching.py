@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddpgen.cli.shared import (
     ONE_TIER,
-    SPEC,
     checked,
     cli,
     named,
     render_options,
+    spec_argument,
     tier_option,
     write_bundle,
 )
+
+if TYPE_CHECKING:
+    from ddpgen.site.options import Chosen
 
 _log = logging.getLogger(__name__)
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @tier_option(
     "The tier: local, hosts, slurm, sky, or all that the spec has.", several=True, required=True
 )
 @render_options
 @click.option("--stdout", is_flag=True, help="Print the one artefact; write nothing.")
-def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
+def render(spec: str, chosen: Chosen, target: str, stdout: bool, **options: Any) -> None:
     """Write the bundle that launches a job. It holds the scripts, the training module and your code.
 
     \b
@@ -44,10 +47,10 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
             raise click.UsageError(
                 "--stdout prints one artefact; name one tier with --target, not all."
             )
-        readings, tiers = checked(spec, target)
+        readings, tiers = checked(spec, target, chosen)
         click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
         return
-    _, directory, starts = write_bundle(spec, target, how)
+    _, directory, starts = write_bundle(spec, target, chosen, how)
     click.echo(directory)
     for start in starts:
         _log.info(f"next: {start}")
@@ -69,11 +72,13 @@ class _Launch(click.Command):
 
 
 @cli.command(cls=_Launch)
-@SPEC
+@spec_argument
 @ONE_TIER
 @render_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -> None:
+def launch(
+    spec: str, chosen: Chosen, target: str, arguments: tuple[str, ...], **options: Any
+) -> None:
     """Render a job, and start or submit it. Each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
@@ -88,9 +93,10 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     from ddpgen.monitor import record
     from ddpgen.programs import become
     from ddpgen.shell import as_argument
+    from ddpgen.site.options import AS_WRITTEN
     from ddpgen.tiers.registry import TIERS
 
-    readings, directory, _ = write_bundle(spec, target, job.Render(**options))
+    readings, directory, _ = write_bundle(spec, target, chosen, job.Render(**options))
     tier = TIERS[target]
     if tier.start:
         record.write_launch(directory, record.Launch(target))
@@ -98,5 +104,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     launched = tier.submit(readings[target].job, directory, arguments)
     click.echo(launched.job)
     record.write_launch(directory, launched)
+    # Without the options, the spec may be another job.
+    job_words = (Path(spec), options["output"]) if chosen == AS_WRITTEN else (directory,)
     for following in ("status", "logs --follow", "stop"):
-        _log.info(f"next: ddpgen {following} {named(Path(spec), options['output'])}")
+        _log.info(f"next: ddpgen {following} {named(*job_words)}")

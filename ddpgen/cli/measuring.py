@@ -17,24 +17,25 @@ from ddpgen.cli.shared import (
     JSON,
     ONE_TIER,
     PLOT,
-    SPEC,
     Count,
     Quantity,
     checked,
     cli,
     refusals,
+    spec_argument,
     tier_option,
 )
 from ddpgen.errors import FileTroubleError
 
 if TYPE_CHECKING:
     from ddpgen.measure.cost import Link
+    from ddpgen.site.options import Chosen
 
 _log = logging.getLogger(__name__)
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @tier_option("The tier.  [default: the first with several machines]")
 @click.option(
     "--params", "parameters", type=Quantity("many"), metavar="NUMBER",
@@ -72,7 +73,9 @@ _log = logging.getLogger(__name__)
 @click.option("--spot-price", type=Quantity("price"), help="The same, as spot machines.")
 @JSON
 @PLOT
-def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **asked: Any) -> None:
+def predict(
+    spec: str, chosen: Chosen, target: str | None, as_json: bool, plot: Path | None, **asked: Any
+) -> None:
     """Estimate the cost of a step before you run it. Show each link, more nodes, and what would help.
 
     Nothing is run. What the newest run of the job on this machine has measured is used, and named.
@@ -85,7 +88,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     from ddpgen.measure import measured, page, predict
 
     _refuse_other_pictures(plot)
-    readings, tiers = checked(spec, target or "all")
+    readings, tiers = checked(spec, target or "all", chosen)
     jobs = {tier: reading.job for tier, reading in readings.items()}
     run = measured.newest(jobs.values(), job.rendered_directory(readings, None))
     asked["step_times"] = _each_once(asked["step_times"])
@@ -101,13 +104,13 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @ONE_TIER
 @click.option(
     "--json", "to", type=FILE, metavar="FILE",
     help="Also copy the figures there.",
 )  # fmt: skip
-def probe(spec: str, target: str, to: Path | None) -> None:
+def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
     """Measure network and collectives by the job's own launch. Nothing is trained.
 
     Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
@@ -130,7 +133,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         raise click.UsageError(
             f"--json goes with {' and '.join(here)}; on {target} the figures stay there."
         )
-    readings, tiers = checked(spec, target)
+    readings, tiers = checked(spec, target, chosen)
     probed = {target: probe.probed(readings[target])}
     how = job.Render()
     job.write_bundle(probed, tiers, Path(spec).parent, how)
@@ -158,7 +161,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @click.option(
     "--shapes", type=Quantity("shapes"), metavar="LIST",
     help="Numbers of processes here on CPUs, gpu, hosts, slurm.  [default: 1,2,4 as far as they fit]",
@@ -183,7 +186,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
 @click.option("--markdown", "markdown_to", type=FILE, metavar="FILE", help="Also, as Markdown.")
 @PLOT
 def bench(
-    spec: str, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
+    spec: str, chosen: Chosen, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
     efficiency: float, json_to: Path | None, markdown_to: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Run a job at several shapes, and compare the speed. Each run takes a few steps; waiting and losses are shown too.
@@ -206,11 +209,11 @@ def bench(
     if plot is not None:
         pictures.need()
     if shapes is None:
-        readings = job.load(spec)
+        readings = job.load(spec, chosen)
         job.resolve(DEFAULT_TIER, readings)
         shapes = benched.default_shapes(readings[DEFAULT_TIER].job)
     wanted = dict.fromkeys(map(benched.tier_of, shapes))
-    tiers = {tier: checked(spec, tier)[0][tier] for tier in wanted}
+    tiers = {tier: checked(spec, tier, chosen)[0][tier] for tier in wanted}
     with refusals():
         made = {
             shape: benched.shaped(tiers[benched.tier_of(shape)], shape, steps) for shape in shapes

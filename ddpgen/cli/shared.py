@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from ddpgen import __version__
 from ddpgen.cli.verbosity import Commands
 from ddpgen.errors import SpecUnreadableError
 from ddpgen.errors import report as lines_of
+from ddpgen.site.options import Chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,8 +155,36 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             self.fail(f"{refused.problem}; {refused.remedy}.", param, ctx)
 
 
-# Paths, so that a shell completes them.
-SPEC = click.argument("spec", metavar="SPEC", type=click.Path())
+class Override(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """FIELD=VALUE of a spec."""
+
+    name = "override"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not value.partition("=")[0].strip() or "=" not in value:
+            self.fail("it takes FIELD=VALUE; write --set train.lr=1e-4.", param, ctx)
+        return value
+
+
+def spec_argument(command: Any) -> Any:
+    """Add the argument SPEC, and the options that change it: `command` gets them as `chosen`."""
+
+    @functools.wraps(command)
+    def called(overrides: tuple[str, ...], **arguments: Any) -> Any:
+        return command(chosen=Chosen(overrides), **arguments)
+
+    for parameter in (
+        click.option(
+            "--set", "overrides", type=Override(), multiple=True, metavar="FIELD=VALUE",
+            help="Set a field of the spec, like train.lr=1e-4. May be repeated.",
+        ),
+        click.argument("spec", metavar="SPEC", type=click.Path()),  # a path, so that a shell completes it
+    ):  # fmt: skip
+        called = parameter(called)
+    return called
+
+
+# A path, so that a shell completes it.
 JOB = click.argument("job", metavar="JOB", type=click.Path())
 FILE = PathOption(path_type=Path, dir_okay=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
@@ -203,11 +233,11 @@ def follow_options(command: Any) -> Any:
     return OUTPUT(tier_option(says)(command))
 
 
-def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
+def checked(spec: str, target: str, chosen: Chosen) -> tuple[Mapping[str, Reading], list[str]]:
     """Return the spec for each tier, and the tiers that `target` means. Print the warnings about these."""
     from ddpgen import job
 
-    readings = job.load(spec)
+    readings = job.load(spec, chosen)
     tiers = job.resolve(target, readings)
     for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
         _log.warning(line)
@@ -215,7 +245,7 @@ def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
 
 
 def write_bundle(
-    spec: str, target: str, how: Render
+    spec: str, target: str, chosen: Chosen, how: Render
 ) -> tuple[Mapping[str, Reading], Path, list[str]]:
     """Write the bundle and print that; return the spec, the bundle's directory and the commands that start it."""
     import shlex
@@ -223,7 +253,7 @@ def write_bundle(
     from ddpgen import job
     from ddpgen.shell import as_argument
 
-    readings, tiers = checked(spec, target)
+    readings, tiers = checked(spec, target, chosen)
     rendered, written, warnings = job.write_bundle(readings, tiers, Path(spec).parent, how)
     for line in lines_of(spec, warnings):
         _log.warning(line)

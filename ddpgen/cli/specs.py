@@ -12,18 +12,19 @@ import click
 from ddpgen.cli.shared import (
     FILE,
     JSON,
-    SPEC,
     Count,
     PathOption,
     checked,
     cli,
     named,
     refusals,
+    spec_argument,
     tier_option,
 )
 
 if TYPE_CHECKING:
     from ddpgen.adopt.scaffold import Question
+    from ddpgen.site.options import Chosen
 
 _log = logging.getLogger(__name__)
 
@@ -132,24 +133,24 @@ def adopt(script: Path, output: Path | None) -> None:
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @tier_option("Only for this tier.", several=True, default="all")
-def validate(spec: str, target: str) -> None:
+def validate(spec: str, chosen: Chosen, target: str) -> None:
     """Report every error of a spec.
 
     \b
     Example:
       ddpgen validate examples/gpt.yaml
     """
-    _, tiers = checked(spec, target)
+    _, tiers = checked(spec, target, chosen)
     click.echo(f"{spec}: valid for {', '.join(tiers)}")
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @tier_option("The tier.  [default: local]", several=True)
 @JSON
-def plan(spec: str, target: str | None, as_json: bool) -> None:
+def plan(spec: str, chosen: Chosen, target: str | None, as_json: bool) -> None:
     """Show nodes, ranks, micro-batches and the command. Also show where the processes meet.
 
     \b
@@ -159,7 +160,7 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
     from ddpgen.tiers import tables
     from ddpgen.tiers.registry import DEFAULT_TIER
 
-    readings, tiers = checked(spec, target or DEFAULT_TIER)
+    readings, tiers = checked(spec, target or DEFAULT_TIER, chosen)
     if not as_json:
         click.echo("\n".join(tables.as_text(readings[tier].job, tier) for tier in tiers))
         return
@@ -171,7 +172,7 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@SPEC
+@spec_argument
 @click.option(
     "-r", "--requirement", "requirements", type=PathOption(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE", help="Lock what this file asks for.  [default: what the job's Python has here]",
@@ -181,7 +182,9 @@ def plan(spec: str, target: str | None, as_json: bool) -> None:
     "-o", "--output", type=FILE, metavar="FILE",
     help="The file to write.  [default: NAME.lock beside the spec NAME.yaml]",
 )  # fmt: skip
-def lock(spec: str, requirements: Path | None, container: str | None, output: Path | None) -> None:
+def lock(
+    spec: str, chosen: Chosen, requirements: Path | None, container: str | None, output: Path | None
+) -> None:
     """Write the exact packages of a job to a file. Each has its version and hashes; or the file names a container.
 
     Without -r it is what `python` of the spec has on this machine: python3 on the PATH, if the spec names none. uv
@@ -201,7 +204,7 @@ def lock(spec: str, requirements: Path | None, container: str | None, output: Pa
         raise click.UsageError(
             "a version lock is of packages or of a container: leave out -r or --container."
         )
-    of = next(iter(job.load(spec).values())).job
+    of = next(iter(job.load(spec, chosen).values())).job
     file = output or form.path(spec)
     if container is not None:
         with refusals():

@@ -8,23 +8,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError
+from ddpgen.site.options import Chosen
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Refused, Text
 from ddpgen.spec.job import EXTENDED
-from ddpgen.spec.merge import Branch, Models, merge, whole
+from ddpgen.spec.merge import Models, merge, whole
 from ddpgen.spec.reader import SpecTree
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, is_null
 
 _log = logging.getLogger(__name__)
 
 
-def read(spec: str, models: Models) -> SpecTree:
-    """Return a spec with everything that it extends. Raise SpecUnreadableError, SpecInvalidError."""
-    reading = _Reading(spec, whole(models))
+def read(spec: str, chosen: Chosen, models: Models) -> SpecTree:
+    """Return a spec with everything that it extends, and with the options. Raise SpecUnreadableError, SpecInvalidError."""
+    reading = _Reading(spec, models)
     try:
         raw = _content(spec)
     except OSError as error:
@@ -32,7 +33,10 @@ def read(spec: str, models: Models) -> SpecTree:
             f"{spec}: {error.strerror}; give the path of a job spec"
         ) from None
     root = reading.tree(_Named(spec, os.path.basename(spec)), raw, ())
-    record = {"files": reading.hashes} if len(reading.hashes) > 1 else None
+    root = reading.overridden(root, chosen.overrides)
+    record = None
+    if len(reading.hashes) > 1 or chosen.overrides:
+        record = {"files": reading.hashes, "set": list(chosen.overrides)}
     return SpecTree(spec, root, reading.findings, record)
 
 
@@ -54,8 +58,8 @@ class _Named(NamedTuple):
 class _Reading:
     """One pass over a spec and the files below it. `hashes`: of each file, by its name."""
 
-    def __init__(self, spec: str, fields: Branch):
-        self._spec, self._fields = spec, fields
+    def __init__(self, spec: str, models: Models):
+        self._spec, self._models = spec, models
         self._trees: dict[str, Table] = {}
         self.hashes: dict[str, str] = {}
         self.findings: list[Finding] = []
@@ -97,7 +101,25 @@ class _Reading:
         return self.tree(file, raw, above)
 
     def _laid_over(self, base: Table, overlay: Table) -> Table:
-        return merge(base, overlay, self._fields)._replace(position=overlay.position)
+        return merge(base, overlay, whole(self._models))._replace(position=overlay.position)
+
+    def overridden(self, root: Table, overrides: Sequence[str]) -> Table:
+        """Return the spec with the values of these options."""
+        if not overrides:
+            return root
+        from ddpgen.spec import overrides as options
+
+        values: dict[tuple[str, ...], Node] = {}
+        for text in overrides:
+            try:
+                path, node, findings = options.read(text, root, self._models)
+            except NotYamlError as error:
+                self.findings += error.findings
+                continue
+            values.pop(path, None)
+            values[path] = node
+            self.findings += findings
+        return options.with_overrides(root, values, self._models)
 
     def _texts(self, kind: Text, node: Node | None) -> Iterator[tuple[Node, str]]:
         """Yield each text of the field at `node`, and its own node."""

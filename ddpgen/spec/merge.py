@@ -38,7 +38,7 @@ def merge(
 ) -> Table:
     """Return `base` with the entries of `overlay` laid over it. `path`: of both in the spec, or in the tier's job."""
     merged = Table(overlay.position if path else base.position, base.path, {}, {})
-    replaced = _replaced(overlay, path)
+    replaced = exclusive(overlay, path)
     for name, node in base.entries.items():
         if (*path, name) not in replaced:
             merged.entries[name], merged.keys[name] = node, base.keys[name]
@@ -55,7 +55,7 @@ def merge(
     return merged
 
 
-def _replaced(overlay: Table, path: tuple[str, ...]) -> set[tuple[str, ...]]:
+def exclusive(overlay: Table, path: tuple[str, ...]) -> set[tuple[str, ...]]:
     """Return the fields that give way to those of `overlay`, because a job has one of them at most."""
     job = path[2:] if path[:1] == ("targets",) else path
     given = {(*job, name) for name, node in overlay.entries.items() if not is_null(node)}

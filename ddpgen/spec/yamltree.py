@@ -113,6 +113,24 @@ def _parse(raw: bytes, file: str) -> tuple[Table, list[Finding]]:
     return root, builder.findings
 
 
+def parse_value(text: str, position: Position, path: tuple[str, ...]) -> tuple[Node, list[Finding]]:
+    """Return the value at `path` from a text outside of files, and those errors that do not hide the rest.
+
+    Each node has `position`. Raises NotYamlError.
+    """
+    try:
+        builder = _Builder(_Loader(text), lambda mark: position)
+        node = builder.document(path) or Scalar(position, path, "", "null", False)
+    except yaml.YAMLError:
+        problem = "the value is not YAML"
+    else:
+        if not isinstance(node, Scalar) or node.quoted or node.text == text.strip():
+            return node, builder.findings
+        problem = f"YAML reads only a part of the value: {node.text}"
+    remedy = "put it in quotes, and these in the quotes of the shell"
+    raise NotYamlError(Finding(position, dotted(path), problem, remedy)) from None
+
+
 def _decode(raw: bytes) -> str:
     if len(raw) > MAX_BYTES:
         problem = f"the file has more than {MAX_BYTES >> 20} MiB, far more than a job spec"

@@ -20,7 +20,7 @@ from ddpgen.adopt import program
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
-from ddpgen.spec import fields, groups, reader, rules, times, yamltree
+from ddpgen.spec import fields, groups, overrides, reader, rules, times, yamltree
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.sky import render as sky
@@ -43,6 +43,7 @@ MODULES = (
     hosts,
     layers,
     local,
+    overrides,
     program,
     reader,
     rules,
@@ -130,6 +131,10 @@ def test_the_text_of_every_error(
             monkeypatch.chdir(place)
             lines = [f"  {line}" for line in test_profiles.errors(wrong, place)]
             text += "\n".join([*(f"{k}: {v!r}" for k, v in wrong.items()), *lines, "", ""])
+        for override, *_ in test_profiles.WRONG_SET:
+            files_of_spec = {"job.yaml": test_profiles.OVERRIDDEN}
+            lines = [f"  {line}" for line in test_profiles.errors(files_of_spec, place, override)]
+            text += "\n".join([f"--set {override}", *lines, "", ""])
     finally:
         sys.settrace(before)
     golden("errors.txt", text)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ddpgen import job
+from ddpgen.cli.shared import cli
 from ddpgen.errors import SpecInvalidError, report
+from ddpgen.site.options import Chosen
 from tests.ddpgen.conftest import GPT, Run
 
 # Files whose layers have a fault, under its place and the decisive word. The first file is the spec.
@@ -32,6 +34,30 @@ WRONG: list[tuple[dict[str, str], str, str]] = [
         "nodes",
     ),
 ]
+# Overrides of OVERRIDDEN that are wrong, under their place and the decisive word.
+OVERRIDDEN = f"{GPT}preflight: off\ntargets: {{slurm: {{time: 1h}}, hosts: {{hosts: [a, b]}}}}\n"
+WRONG_SET = [
+    ("train.lr=fast", "--set train.lr:", "a number above 0"),
+    ("train.lr=", "--set train.lr:", "null"),
+    ("train.lr.x=1", "--set train.lr:", "a mapping"),
+    ("trian.lr=1", "--set trian:", "train"),
+    ("train.lrr=1", "--set train.lrr:", "lr"),
+    ("targets.slurm.time=2", "--set targets.slurm.time:", "2h"),
+    ("targets.slrm.time=2h", "--set targets.slrm:", "slurm"),
+    (
+        "targets.hosts.hosts[0].nic=eth0",
+        "--set targets.hosts.hosts[0].nic:",
+        "'targets.hosts.hosts=",
+    ),
+    ("targets.hosts.hosts.0.nic=eth0", "--set targets.hosts.hosts.0.nic:", "'targets.hosts.hosts="),
+    ("train.trackers.0=wandb", "--set train.trackers.0:", "whole list"),
+    ("train.grad_clip=[1", "--set train.grad_clip:", "quotes"),
+    ("env.A=one #two", "--set env.A:", "only a part"),
+    ("env.A.B=1", "--set env:", "A.B"),
+    ("preflight.ignor=X", "--set preflight.ignor:", "ignore"),
+    ("train.epochs=0", "--set train.epochs:", "above 0"),
+    ("extends=a.yaml", "--set extends:", "in the spec"),
+]
 
 
 def write(files: Mapping[str, str], directory: Path) -> str:
@@ -42,10 +68,10 @@ def write(files: Mapping[str, str], directory: Path) -> str:
     return next(iter(files))
 
 
-def errors(files: Mapping[str, str], directory: Path) -> list[str]:
+def errors(files: Mapping[str, str], directory: Path, *overrides: str) -> list[str]:
     """Return the lines about these files, which are wrong; the first one is the spec, in the working directory."""
     try:
-        job.load(write(files, directory))
+        job.load(write(files, directory), Chosen(overrides))
     except SpecInvalidError as error:
         return report(error.filename, error.findings)
     raise AssertionError(f"{files} is a spec")
@@ -130,3 +156,90 @@ def test_the_bundle_of_a_spec_alone_names_no_layers(run: Run, tmp_path: Path) ->
     write({"job.yaml": GPT}, tmp_path)
     assert run("render", "job.yaml", "--target", "local").code == 0
     assert "layers" not in listing(Path("build/gpt"))
+
+
+@pytest.mark.parametrize(("override", "where", "word"), WRONG_SET)
+def test_a_fault_of_an_override_is_at_the_option(
+    override: str, where: str, word: str, tmp_path: Path
+) -> None:
+    (line,) = errors({"job.yaml": OVERRIDDEN}, tmp_path, override)
+    assert line.startswith(f"{where} ")
+    assert word in line
+
+
+def overridden(directory: Path, *overrides: str, spec: str = OVERRIDDEN) -> dict[str, Any]:
+    readings = job.load(write({"job.yaml": spec}, directory), Chosen(overrides))
+    return {tier: reading.job for tier, reading in readings.items()}
+
+
+def test_an_override_is_typed_as_its_field_and_the_last_one_wins(tmp_path: Path) -> None:
+    jobs = overridden(
+        tmp_path, "train.lr=1e-4", "targets.slurm.time=2h", "targets.hosts.hosts=[c,d]",
+        "train.lr=1e-5", "env.TAG=007", "preflight.ignore=NIC008", "train.args.width=64",
+        "train.best={metric: f1, mode: max}", "train.eval_every=10 steps",
+    )  # fmt: skip
+    read = jobs["slurm"]
+    assert (read.train.lr, read.time, read.env, read.train.args) == (
+        1e-5, 7200, {"TAG": "007"}, {"width": 64},
+    )  # fmt: skip
+    assert [host.name for host in jobs["hosts"].hosts] == ["c", "d"]
+    assert (read.preflight.enabled, read.preflight.ignore) == (False, ("NIC008",))
+    assert (read.train.best.metric, read.train.best.mode) == ("f1", "max")
+
+
+def test_an_override_of_the_job_wins_over_every_tier_and_one_of_a_tier_over_both(
+    tmp_path: Path,
+) -> None:
+    spec = f"{GPT}targets: {{local: {{}}, slurm: {{time: 1h, restarts: 9, train: {{epochs: 2, lr: 1}}}}}}\n"
+    jobs = overridden(tmp_path, "restarts=1", "train.steps=20", spec=spec)
+    assert (jobs["slurm"].restarts, jobs["slurm"].train.steps, jobs["slurm"].train.lr) == (1, 20, 1)
+    assert jobs["slurm"].train.epochs is None
+    jobs = overridden(tmp_path, "targets.slurm.restarts=4", "restarts=1", spec=spec)
+    assert (jobs["local"].restarts, jobs["slurm"].restarts) == (1, 4)
+
+
+def test_two_overrides_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    lines = errors({"job.yaml": GPT}, tmp_path, "train.steps=1", "train.epochs=1")
+    assert [line.partition(": ")[0] for line in lines] == ["--set train.epochs"]
+
+
+def test_a_name_of_an_argument_may_have_dots(tmp_path: Path) -> None:
+    script = "name: s\ntrain: {script: t.py, args: {a.b: 1, c: {d: 2}}}\ncode: [t.py]\n"
+    jobs = overridden(
+        tmp_path, "train.args.a.b=3", "train.args.c.d=4", "train.args.e.f=5", spec=script
+    )
+    assert jobs["local"].train.args == {"a.b": "3", "c": {"d": 4}, "e.f": "5"}
+
+
+def test_a_missing_field_is_no_fault_of_the_option(tmp_path: Path) -> None:
+    lines = errors({"job.yaml": "name: a\n"}, tmp_path, "train.steps=3")
+    assert {line.partition(": ")[0] for line in lines} == {"job.yaml:1:1"}
+
+
+# `launch`, `probe` and `bench` would train.
+@pytest.mark.parametrize(
+    "words", ["validate", "plan", "render --target local", "predict", "lock --container a"]
+)
+def test_each_command_with_a_spec_takes_overrides(words: str, run: Run, tmp_path: Path) -> None:
+    name, *options = words.split()
+    write({"job.yaml": GPT}, tmp_path)
+    outcome = run(name, "job.yaml", *options, "--set", "train.lr=fast")
+    assert (outcome.code, outcome.out) == (65, "")
+    assert outcome.err.startswith("--set train.lr: ")
+    for command in ("launch", "probe", "bench"):
+        assert "overrides" in [each.name for each in cli.commands[command].params]
+
+
+def test_an_override_without_a_value_is_a_wrong_command_line(run: Run, tmp_path: Path) -> None:
+    write({"job.yaml": GPT}, tmp_path)
+    for text in ("train.lr", "=1"):
+        assert run("validate", "job.yaml", "--set", text).code == 2
+
+
+def test_the_bundle_names_the_overrides(run: Run, tmp_path: Path) -> None:
+    write({"job.yaml": GPT}, tmp_path)
+    words = ("--set", "train.lr=1e-4", "--set", "name=other")
+    assert run("render", "job.yaml", "--target", "local", *words).code == 0
+    facts = listing(Path("build/other"))
+    assert facts["layers"]["set"] == ["train.lr=1e-4", "name=other"]
+    assert facts["spec"]["local"]["train"]["lr"] == 1e-4
