@@ -170,10 +170,14 @@ def spec_argument(command: Any) -> Any:
     """Add the argument SPEC, and the options that change it: `command` gets them as `chosen`."""
 
     @functools.wraps(command)
-    def called(overrides: tuple[str, ...], **arguments: Any) -> Any:
-        return command(chosen=Chosen(overrides), **arguments)
+    def called(profile: str | None, overrides: tuple[str, ...], **arguments: Any) -> Any:
+        return command(chosen=Chosen(profile, overrides), **arguments)
 
     for parameter in (
+        click.option(
+            "--profile", metavar="NAME",
+            help="Take what the spec leaves out from NAME.yaml of this site.  [default: $DDPGEN_PROFILE, or the spec's]",
+        ),
         click.option(
             "--set", "overrides", type=Override(), multiple=True, metavar="FIELD=VALUE",
             help="Set a field of the spec, like train.lr=1e-4. May be repeated.",

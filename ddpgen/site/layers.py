@@ -1,6 +1,6 @@
-"""Read a spec and the files that it extends into one tree. Each value keeps its file and line.
+"""Read a spec, the files that it extends and its profile into one tree. Each value keeps its file and line.
 
-Owns the search for these files. Knows no field but those of Layers.
+Knows no field but those of Layers.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError
+from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
+from ddpgen.site import profiles
 from ddpgen.site.options import Chosen
 from ddpgen.spec import yamltree
-from ddpgen.spec.fields import Refused, Text
-from ddpgen.spec.job import EXTENDED
+from ddpgen.spec.fields import Refused
+from ddpgen.spec.job import EXTENDED, NAME
 from ddpgen.spec.merge import Models, merge, whole
 from ddpgen.spec.reader import SpecTree
-from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, is_null
+from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, is_null
 
 _log = logging.getLogger(__name__)
 
 
 def read(spec: str, chosen: Chosen, models: Models) -> SpecTree:
-    """Return a spec with everything that it extends, and with the options. Raise SpecUnreadableError, SpecInvalidError."""
+    """Return a spec laid over its profile and over all that it extends, and the options laid over the spec.
+
+    Raises SpecUnreadableError, SpecInvalidError.
+    """
     reading = _Reading(spec, models)
     try:
         raw = _content(spec)
@@ -33,10 +37,12 @@ def read(spec: str, chosen: Chosen, models: Models) -> SpecTree:
             f"{spec}: {error.strerror}; give the path of a job spec"
         ) from None
     root = reading.tree(_Named(spec, os.path.basename(spec)), raw, ())
+    root = reading.on_profile(root, chosen.profile)
     root = reading.overridden(root, chosen.overrides)
     record = None
     if len(reading.hashes) > 1 or chosen.overrides:
         record = {"files": reading.hashes, "set": list(chosen.overrides)}
+        record |= {"profile": reading.profile} if reading.profile else {}
     return SpecTree(spec, root, reading.findings, record)
 
 
@@ -56,12 +62,13 @@ class _Named(NamedTuple):
 
 
 class _Reading:
-    """One pass over a spec and the files below it. `hashes`: of each file, by its name."""
+    """One pass over a spec and the files below it. `hashes`: of each file, by its name. `profile`: "" without one."""
 
     def __init__(self, spec: str, models: Models):
         self._spec, self._models = spec, models
         self._trees: dict[str, Table] = {}
         self.hashes: dict[str, str] = {}
+        self.profile = ""
         self.findings: list[Finding] = []
 
     def tree(self, file: _Named, raw: bytes, above: tuple[str, ...]) -> Table:
@@ -70,13 +77,13 @@ class _Reading:
         if real_path in self._trees:
             return self._trees[real_path]
         try:
-            root, findings = yamltree.parse(raw, file.path if above else "")
+            root, findings = yamltree.parse(raw, "" if file.path == self._spec else file.path)
         except NotYamlError as error:
             raise SpecInvalidError(self._spec, [*self.findings, *error.findings]) from None
         self.hashes[file.name] = hashlib.sha256(raw).hexdigest()
         self.findings += findings
         base: Table | None = None
-        for node, text in self._texts(EXTENDED, root.entries.pop("extends", None)):
+        for node, text in self._texts(root.entries.pop("extends", None)):
             below = self._extended(node, file.beside(text), (*above, real_path))
             if below is not None:
                 base = below if base is None else self._laid_over(base, below)
@@ -103,6 +110,54 @@ class _Reading:
     def _laid_over(self, base: Table, overlay: Table) -> Table:
         return merge(base, overlay, whole(self._models))._replace(position=overlay.position)
 
+    def on_profile(self, root: Table, option: str | None) -> Table:
+        """Return the spec, laid over the profile that the option, the environment or the spec itself chooses."""
+        node, variable = root.entries.pop("profile", None), os.environ.get(profiles.VARIABLE)
+        for origin, name in (("--profile", option), (profiles.VARIABLE, variable)):
+            if name is not None:
+                node = Scalar(Position(0, 0, origin), (name,), name, "str", False) if name else None
+                break
+        if node is None or is_null(node):
+            return root
+        try:
+            name = NAME.value(node)
+        except Refused as refused:
+            self.findings.append(yamltree.finding(node, refused.problem, refused.remedy))
+            return root
+        if (file := self._profile(node, name)) is None:
+            return root
+        try:
+            raw = _content(file.path)
+        except OSError as error:
+            problem = f"{file.path} cannot be read: {error.strerror}"
+            self.findings.append(
+                yamltree.finding(node, problem, "ask its owner for the permission")
+            )
+            return root
+        _log.debug(f"read {file.path}, the profile {name}")
+        self.profile, profile = name, self.tree(file, raw, ())
+        if (inner := profile.entries.pop("profile", None)) is not None:
+            problem = "a profile cannot choose another one"
+            remedy = "write `extends: OTHER.yaml` in it"
+            self.findings.append(yamltree.finding(inner, problem, remedy))
+        return self._laid_over(profile, root)
+
+    def _profile(self, node: Node, name: str) -> _Named | None:
+        """Return the file of the profile that `node` names."""
+        folders = list(profiles.folders(self._spec))
+        for folder in folders:
+            file = _Named(os.path.join(folder.path, f"{name}.yaml"), f"{folder.name}/{name}.yaml")
+            if os.path.isfile(file.path):
+                return file
+        first, *_, user, system = (folder.path for folder in folders)
+        problem = f"there is no {name}.yaml in {first} or a .ddpgen above it, {user} or {system}"
+        known = profiles.known(self._spec)
+        remedy = (
+            f"write one of {', '.join(known)}" if known else "write that file: docs/profiles.md"
+        )
+        self.findings.append(yamltree.finding(node, problem, remedy))
+        return None
+
     def overridden(self, root: Table, overrides: Sequence[str]) -> Table:
         """Return the spec with the values of these options."""
         if not overrides:
@@ -121,13 +176,13 @@ class _Reading:
             self.findings += findings
         return options.with_overrides(root, values, self._models)
 
-    def _texts(self, kind: Text, node: Node | None) -> Iterator[tuple[Node, str]]:
-        """Yield each text of the field at `node`, and its own node."""
+    def _texts(self, node: Node | None) -> Iterator[tuple[Node, str]]:
+        """Yield each file that `extends` names, and its node."""
         if node is None or is_null(node):
             return
         for item in node.items if isinstance(node, Listing) else [node]:
             try:
-                yield item, kind.value(item)
+                yield item, EXTENDED.value(item)
             except Refused as refused:
                 self.findings.append(yamltree.finding(item, refused.problem, refused.remedy))
 

@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 
 class Chosen(NamedTuple):
-    """The options of one command. `overrides`: texts like train.lr=1e-4, of which a later one wins."""
+    """The options of one command.
 
+    `profile`: its name, or "" for none. `overrides`: texts like train.lr=1e-4; the last one for a field wins.
+    """
+
+    profile: str | None = None
     overrides: tuple[str, ...] = ()
 
 

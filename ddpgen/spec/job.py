@@ -245,6 +245,7 @@ class Machine(NamedTuple):
 class Layers:
     """The parts below a spec, with the values that the spec does not give. They are not part of the job."""
 
+    profile: str | None = setting(NAME, None)
     extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
 
 

@@ -21,6 +21,7 @@ from ddpgen.job import check
 from ddpgen.tiers.registry import read
 from train.run.progress import ProgressFile
 
+os.environ.pop("DDPGEN_PROFILE", None)  # of the developer
 # Examples that a warning is right about.
 TOLD_OF = ("classifier",)
 ROOT = Path(__file__).resolve().parents[2]

@@ -108,6 +108,7 @@ def test_the_text_of_every_error(
     golden: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    test_profiles.alone(monkeypatch)
     (tmp_path / "code").mkdir()
     files = {inspect.getfile(module): module for module in MODULES}
     ran: set[tuple[str, int]] = set()
@@ -126,7 +127,7 @@ def test_the_text_of_every_error(
                 (place / "t.py").write_text(script)
             shown = printable(title if len(title) < 100 else f"{title[:97]}...")
             text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
-        for number, (wrong, *_) in enumerate(test_profiles.WRONG):
+        for number, (wrong, *_) in enumerate([*test_profiles.WRONG, *test_profiles.WRONG_PROFILE]):
             (place := tmp_path / f"layers{number}").mkdir()
             monkeypatch.chdir(place)
             lines = [f"  {line}" for line in test_profiles.errors(wrong, place)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 from ddpgen import job
 from ddpgen.cli.shared import cli
 from ddpgen.errors import SpecInvalidError, report
+from ddpgen.render import Renderer
+from ddpgen.reproduce import again
+from ddpgen.site import profiles
 from ddpgen.site.options import Chosen
+from ddpgen.tiers.registry import TIERS
 from tests.ddpgen.conftest import GPT, Run
 
 # Files whose layers have a fault, under its place and the decisive word. The first file is the spec.
@@ -33,6 +38,21 @@ WRONG: list[tuple[dict[str, str], str, str]] = [
         "b.yaml:2:1: nods:",
         "nodes",
     ),
+]
+# The same with a profile next to the spec.
+LAB = ".ddpgen/lab.yaml"
+WRONG_PROFILE: list[tuple[dict[str, str], str, str]] = [
+    ({"job.yaml": f"profile: lba\n{GPT}"}, "job.yaml:1:10: profile:", "write that file"),
+    ({"job.yaml": f"profile: lba\n{GPT}", LAB: ""}, "job.yaml:1:10: profile:", "one of lab"),
+    ({"job.yaml": f"profile: ../lab\n{GPT}", LAB: ""}, "job.yaml:1:10: profile:", "letters"),
+    ({"job.yaml": f"profile: [a, b]\n{GPT}"}, "job.yaml:1:10: profile:", "a list"),
+    ({"job.yaml": f"profile: lab\n{GPT}", LAB: "profile: b\n"}, f"{LAB}:1:10: profile:", "extends"),
+    (
+        {"job.yaml": f"profile: lab\n{GPT}", LAB: "targets:\n  slurm:\n    partion: gpu\n"},
+        f"{LAB}:3:5: targets.slurm.partion:",
+        "partition",
+    ),
+    ({"job.yaml": f"profile: lab\n{GPT}", LAB: "\tx: 1\n"}, f"{LAB}:1:1:", "tab"),
 ]
 # Overrides of OVERRIDDEN that are wrong, under their place and the decisive word.
 OVERRIDDEN = f"{GPT}preflight: off\ntargets: {{slurm: {{time: 1h}}, hosts: {{hosts: [a, b]}}}}\n"
@@ -71,7 +91,7 @@ def write(files: Mapping[str, str], directory: Path) -> str:
 def errors(files: Mapping[str, str], directory: Path, *overrides: str) -> list[str]:
     """Return the lines about these files, which are wrong; the first one is the spec, in the working directory."""
     try:
-        job.load(write(files, directory), Chosen(overrides))
+        job.load(write(files, directory), Chosen(overrides=overrides))
     except SpecInvalidError as error:
         return report(error.filename, error.findings)
     raise AssertionError(f"{files} is a spec")
@@ -80,9 +100,17 @@ def errors(files: Mapping[str, str], directory: Path, *overrides: str) -> list[s
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    alone(monkeypatch)
 
 
-@pytest.mark.parametrize(("files", "where", "word"), WRONG)
+def alone(monkeypatch: pytest.MonkeyPatch, system: str = "/nowhere/etc") -> None:
+    """Keep the profiles of this machine and of its user out of a test."""
+    monkeypatch.delenv(profiles.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere/config")
+    monkeypatch.setattr(profiles, "SYSTEM", system)
+
+
+@pytest.mark.parametrize(("files", "where", "word"), [*WRONG, *WRONG_PROFILE])
 def test_a_fault_in_a_layer_is_at_its_file_and_line(
     files: dict[str, str], where: str, word: str, tmp_path: Path
 ) -> None:
@@ -168,7 +196,7 @@ def test_a_fault_of_an_override_is_at_the_option(
 
 
 def overridden(directory: Path, *overrides: str, spec: str = OVERRIDDEN) -> dict[str, Any]:
-    readings = job.load(write({"job.yaml": spec}, directory), Chosen(overrides))
+    readings = job.load(write({"job.yaml": spec}, directory), Chosen(overrides=overrides))
     return {tier: reading.job for tier, reading in readings.items()}
 
 
@@ -243,3 +271,88 @@ def test_the_bundle_names_the_overrides(run: Run, tmp_path: Path) -> None:
     facts = listing(Path("build/other"))
     assert facts["layers"]["set"] == ["train.lr=1e-4", "name=other"]
     assert facts["spec"]["local"]["train"]["lr"] == 1e-4
+
+
+PROFILE = "targets: {{slurm: {{time: 2h, partition: {0}, account: {0}}}}}\nrestarts: 8\n"
+
+
+def partition(path: str = "work/job.yaml", profile: str | None = None) -> Any:
+    readings = job.load(path, Chosen(profile))
+    return vars(readings["slurm"].job)["partition"] if "slurm" in readings else None
+
+
+def test_a_profile_is_found_above_the_spec_then_at_the_user_then_on_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(profiles, "SYSTEM", str(tmp_path / "etc"))
+    write({"work/job.yaml": GPT}, tmp_path)
+    for folder in ("etc", "config/ddpgen", ".ddpgen", "work/.ddpgen"):
+        write({f"{folder}/lab.yaml": PROFILE.format(folder.strip(".").replace("/", "-"))}, tmp_path)
+        assert partition(profile="lab") == folder.strip(".").replace("/", "-")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write({"home/.config/ddpgen/mine.yaml": PROFILE.format("mine")}, tmp_path)
+    assert partition(profile="mine") == "mine"
+
+
+def test_the_option_wins_over_the_variable_and_this_over_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"work/job.yaml": f"extends: b.yaml\n{GPT}", "work/b.yaml": "profile: a\n"}, tmp_path)
+    write({f".ddpgen/{name}.yaml": PROFILE.format(name) for name in "abc"}, tmp_path)
+    assert (partition(), partition(profile="c"), partition(profile="")) == ("a", "c", None)
+    monkeypatch.setenv(profiles.VARIABLE, "b")
+    assert (partition(), partition(profile="c")) == ("b", "c")
+    monkeypatch.setenv(profiles.VARIABLE, "")
+    assert (partition(), partition(profile="c")) == (None, "c")
+
+
+def test_a_profile_lies_below_what_the_spec_extends(tmp_path: Path) -> None:
+    files = {
+        "work/job.yaml": f"profile: lab\nextends: base.yaml\n{GPT}nic: eth0\n",
+        "work/base.yaml": "restarts: 5\nnic: eth1\n",
+        ".ddpgen/lab.yaml": "extends: all.yaml\nrestarts: 6\nnic: eth2\n",
+        ".ddpgen/all.yaml": "nic: eth3\nbackend: gloo\n",
+    }
+    read = job.load(write(files, tmp_path))["local"].job
+    assert (read.nic, read.restarts, read.backend) == ("eth0", 5, "gloo")
+
+
+@pytest.mark.parametrize("origin", ["--profile", profiles.VARIABLE])
+def test_a_name_that_is_not_found_lists_the_places_and_the_profiles(
+    origin: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"work/job.yaml": GPT, ".ddpgen/lab.yaml": "", "work/.ddpgen/team.yaml": ""}, tmp_path)
+    if origin == "--profile":
+        outcome = run("validate", "work/job.yaml", origin, "lap")
+    else:
+        monkeypatch.setenv(origin, "lap")
+        outcome = run("validate", "work/job.yaml")
+    assert outcome.code == 65
+    assert outcome.err == (
+        f"{origin} lap: there is no lap.yaml in work/.ddpgen or a .ddpgen above it, "
+        "/nowhere/config/ddpgen or /nowhere/etc; write one of lab, team\n"
+    )
+
+
+def test_a_bundle_needs_its_profile_no_more(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / ".ddpgen/lab.yaml"
+    write({"work/job.yaml": GPT, ".ddpgen/lab.yaml": PROFILE.format("gpu")}, tmp_path)
+    words = ("render", "work/job.yaml", "--target", "all", "-o", "b", "--profile", "lab")
+    assert run(*words).code == 0
+    layers = listing(Path("b"))["layers"]
+    assert (layers["profile"], set(layers["files"])) == ("lab", {"job.yaml", "../.ddpgen/lab.yaml"})
+    assert str(tmp_path) not in Path("b/bundle.json").read_text()
+    rendered = Path("b/slurm.sbatch").read_text()
+    assert "#SBATCH --partition=gpu\n#SBATCH --account=gpu\n" in rendered
+    profile.unlink()
+    made = job.bundle_jobs(Path("b"))
+    assert TIERS["slurm"].render(made["slurm"], Renderer())[0].text == rendered
+    assert again.compared(Path("b")).endswith("renders the same bytes")
+    shutil.copytree("b", "c")
+    assert run("diff", "b", "c").code == 0
+    assert run("status", "b", "--target", "local").code == 0
+    assert run(*words).code == 65

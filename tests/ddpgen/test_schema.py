@@ -254,6 +254,12 @@ def test_the_schema_takes_a_spec_whose_job_is_in_an_overlay() -> None:
     assert not VALIDATOR.is_valid({"name": "gpt"})
 
 
+@pytest.mark.parametrize("layer", [{"targets": None}, {"extends": "a.yaml"}, {"profile": "lab"}])
+def test_the_schema_takes_a_part_of_a_spec(layer: dict[str, Any]) -> None:
+    VALIDATOR.validate({"restarts": 10, **layer})
+    assert not VALIDATOR.is_valid({"restart": 10, **layer})
+
+
 @given(drawn.job(yaml.safe_load(GPT)))
 def test_the_schema_takes_any_spec_that_the_reader_takes(spec: dict[str, Any]) -> None:
     raw = yaml.safe_dump(spec, allow_unicode=True).encode("utf-8", "surrogatepass")
