@@ -150,7 +150,11 @@ def validate(spec: str, chosen: Chosen, target: str) -> None:
 @spec_argument
 @tier_option("The tier.  [default: local]", several=True)
 @JSON
-def plan(spec: str, chosen: Chosen, target: str | None, as_json: bool) -> None:
+@click.option(
+    "--resolved", is_flag=True,
+    help="Show the spec instead, with its profile, files and options, and the origin of each value.",
+)  # fmt: skip
+def plan(spec: str, chosen: Chosen, target: str | None, as_json: bool, resolved: bool) -> None:
     """Show nodes, ranks, micro-batches and the command. Also show where the processes meet.
 
     \b
@@ -158,8 +162,16 @@ def plan(spec: str, chosen: Chosen, target: str | None, as_json: bool) -> None:
       ddpgen plan examples/gpt.yaml
     """
     from ddpgen.tiers import tables
-    from ddpgen.tiers.registry import DEFAULT_TIER
+    from ddpgen.tiers.registry import DEFAULT_TIER, MODELS
 
+    if resolved:
+        from ddpgen.site import show
+
+        if as_json:
+            raise click.UsageError("--resolved prints YAML; leave out --json.")
+        readings, tiers = checked(spec, target or "all", chosen)
+        click.echo(show.as_yaml(readings[tiers[0]].whole, MODELS))
+        return
     readings, tiers = checked(spec, target or DEFAULT_TIER, chosen)
     if not as_json:
         click.echo("\n".join(tables.as_text(readings[tier].job, tier) for tier in tiers))

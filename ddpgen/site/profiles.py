@@ -1,4 +1,4 @@
-"""Find a profile by its name: NAME.yaml above the spec, in the user's configuration, or in that of the machine."""
+"""Find a profile by its name: NAME.yaml above the spec, in the user's configuration, or in the machine's."""
 
 from __future__ import annotations
 

@@ -15,10 +15,11 @@ from ddpgen.cli.shared import cli
 from ddpgen.errors import SpecInvalidError, report
 from ddpgen.render import Renderer
 from ddpgen.reproduce import again
-from ddpgen.site import profiles
+from ddpgen.site import profiles, show
 from ddpgen.site.options import Chosen
-from ddpgen.tiers.registry import TIERS
-from tests.ddpgen.conftest import GPT, Run
+from ddpgen.spec.groups import Group
+from ddpgen.tiers.registry import MODELS, TIERS, read
+from tests.ddpgen.conftest import GPT, ROOT, Run
 
 # Files whose layers have a fault, under its place and the decisive word. The first file is the spec.
 WRONG: list[tuple[dict[str, str], str, str]] = [
@@ -356,3 +357,54 @@ def test_a_bundle_needs_its_profile_no_more(
     assert run("diff", "b", "c").code == 0
     assert run("status", "b", "--target", "local").code == 0
     assert run(*words).code == 65
+
+
+def test_plan_resolved_names_the_origin_of_each_value(run: Run, tmp_path: Path) -> None:
+    files = {
+        "job.yaml": f"profile: lab\nextends: base.yaml\n{GPT}env: {{A: 'yes', B: 007}}\n",
+        "base.yaml": "backend: gloo\ntargets:\n  hosts:\n    hosts: [a, {name: b, nic: eth0}]\n",
+        LAB: "targets:\n  slurm:\n    partition: gpu\n    time: 1h\ncode: [job.yaml, base.yaml]\n",
+    }
+    words = ("--set", "targets.slurm.time=2h", "--set", "train.lr=1e-4")
+    outcome = run("plan", write(files, tmp_path), "--resolved", *words)
+    assert outcome.err == ""
+    assert (
+        outcome.out
+        == """\
+# job.yaml with all its layers. A field that is not here has its default.
+name: gpt                     # job.yaml:3
+train:
+  workload: gpt               # job.yaml:6
+  steps: 300                  # job.yaml:7
+  global_batch_size: 16       # job.yaml:8
+  micro_batch_size: 4         # job.yaml:9
+  lr: 1e-4                    # --set
+procs_per_node: 2             # job.yaml:4
+backend: gloo                 # base.yaml:1
+env:
+  A: "yes"                    # job.yaml:10
+  B: 007                      # job.yaml:10
+code: [job.yaml, base.yaml]   # .ddpgen/lab.yaml:5
+targets:
+  hosts:
+    hosts:
+      - a                     # base.yaml:4
+      - {name: b, nic: eth0}  # base.yaml:4
+  slurm:
+    time: 2h                  # --set
+    partition: gpu            # .ddpgen/lab.yaml:3
+"""
+    )
+    assert run("plan", "job.yaml", "--resolved", "--json").code == 2
+
+
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_a_resolved_spec_gives_the_same_jobs(example: Path) -> None:
+    readings = job.load(str(example))
+    text = show.as_yaml(readings["local"].whole, MODELS)
+    again = read(text.encode(), "again.yaml")
+    assert {tier: Group(MODELS[tier]).dump(each.job) for tier, each in again.items()} == {
+        tier: Group(MODELS[tier]).dump(each.job) for tier, each in readings.items()
+    }
