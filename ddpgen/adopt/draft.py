@@ -18,7 +18,7 @@ from ddpgen.tiers.registry import TIERS, read
 from ddpgen.yamltext import scalar
 
 _ORDER = (
-    "name", "nodes", "procs_per_node", "gpus_per_node", "nic", "restarts", "code", "env", "python", "train",
+    "name", "nodes", "procs_per_node", "gpus_per_node", "nic", "restarts", "code", "env", "secrets", "python", "train",
     "targets",
 )  # fmt: skip
 _SECRET_OPTION = re.compile(
@@ -36,14 +36,11 @@ class Field(NamedTuple):
 class Draft:
     """A spec in the making. `fields`: its fields by their paths.
 
-    `secrets`: the field that lists names of secrets, if the spec's tier has one. `default_field`: a field of the tier and
-    its value, which the spec gets if the script sets no field of the tier.
+    `default_field`: a field of the tier and its value, which the spec gets if the script sets no field of the tier.
     """
 
-    def __init__(
-        self, filename: str, *, secrets: str = "", default_field: tuple[str, Any] | None = None
-    ) -> None:
-        self.filename, self._secrets_field, self._default_field = filename, secrets, default_field
+    def __init__(self, filename: str, *, default_field: tuple[str, Any] | None = None) -> None:
+        self.filename, self._default_field = filename, default_field
         self.fields: dict[tuple[str, ...], Field] = {}
         self.put("name", PurePath(filename).stem)
         self._reports: set[tuple[int, str, str]] = set()
@@ -90,15 +87,15 @@ class Draft:
         return secret
 
     def variable(self, name: str, value: str, line: int) -> None:
-        """Set a variable of the job. A secret's value is left out; its name is kept if the tier has a field for it."""
+        """Set a variable of the job. A secret's value is left out; its name goes into `secrets`."""
         if name in INTERFACE_VARIABLES:
             self._interface(name, value, line)
             return
         if not self.is_secret(name, value):
             self.fields["env", name] = Field(value, line)
             return
-        if self._secrets_field:
-            self.add(self._secrets_field, name, line)
+        if name not in (self.get("secrets") or ()):
+            self.add("secrets", name, line)
         remedy = f"it stays out of every file: export {name} before the launch"
         if value:
             self.report_trap(

@@ -67,7 +67,7 @@ def _task(raw: bytes, file: Path) -> Script:
     if not isinstance(run, Scalar):
         problem = "is no SkyPilot task, because it has no run: with commands"
         raise SpecUnreadableError(f"{file}: {problem}; give one, or a script for sbatch or bash")
-    draft = Draft(str(file), secrets="targets.sky.secrets")
+    draft = Draft(str(file))
     variables = sky.fields(root, draft)
     script = Script(draft, variables=variables)
     script.nodes, script.gpus = draft.get("nodes") or 1, draft.get("gpus_per_node") or 0

@@ -21,11 +21,15 @@ _MAX_KEPT = 1000  # messages, because `status --watch` may run for days
 
 
 class Messages(logging.Handler):
-    """Prints messages to stderr from `shown` upwards, and keeps the last ones of every level."""
+    """Prints messages to stderr from `shown` upwards, and keeps the last ones of every level.
+
+    `secret_names`: the secrets of the spec.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.shown = logging.INFO
+        self.secret_names: set[str] = set()
         self._last: deque[str] = deque(maxlen=_MAX_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -65,9 +69,12 @@ def without_secrets(text: str) -> str:
     """Return `text` with $NAME for the value of each environment variable that is a secret."""
     from ddpgen.spec import secrets
 
+    handlers = logging.getLogger("ddpgen").handlers
+    named = {n for each in handlers if isinstance(each, Messages) for n in each.secret_names}
     # The longest come first, because one value may begin with another.
     for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
-        if len(value) >= secrets.SHORTEST and secrets.is_secret(name, value):
+        hidden = name in named or secrets.is_secret(name, value)
+        if hidden and len(value) >= secrets.SHORTEST:
             text = text.replace(shlex.quote(value), f"${name}").replace(value, f"${name}")
     return secrets.TOKEN_FORMS.sub("***", text)
 

@@ -11,10 +11,10 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import asking, plan, trace
+from . import asking, plan, secret_values, trace
 from .argv import USAGE, DriverCommand, UsageError, parse
 from .child import run
 from .ends import FAILED, NO_START, STOPPED
@@ -48,10 +48,16 @@ def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
         fault = f"{type(error).__name__}: {error}"
         message = f"{listing} cannot be read ({fault}); copy the whole bundle, or render again"
         return _complain(message, NO_START)
+    values: Mapping[str, str] = {}
+    if command.action == "run":
+        values, missing = secret_values.read(hosts_plan.secrets, os.environ)
+        if missing:
+            return _complain("\nddpgen: ".join([*missing, "nothing was started"]), NO_START)
     _prepare_process()
     try:
         with ready(hosts_plan, os.environ) as ssh:
-            return asyncio.run(_run_command(command, Path(bundle), hosts_plan, ssh, pace or Pace()))
+            run = _run_command(command, Path(bundle), hosts_plan, ssh, pace or Pace(), values)
+            return asyncio.run(run)
     except ValueError as error:
         return _complain(str(error), WRONG_ARGUMENT)
     except KeyboardInterrupt:
@@ -77,12 +83,18 @@ def _prepare_process() -> None:
 
 
 async def _run_command(
-    command: DriverCommand, bundle: Path, hosts_plan: Plan, ssh: Ssh, pace: Pace
+    command: DriverCommand,
+    bundle: Path,
+    hosts_plan: Plan,
+    ssh: Ssh,
+    pace: Pace,
+    values: Mapping[str, str],
 ) -> int:
     launch = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     log_directory = bundle.parent / "logs" / hosts_plan.name / launch
     screen = Screen(hosts_plan.names, os.environ, str(log_directory))
-    context = Context(hosts_plan, ssh, bundle, pace, screen, Logs(log_directory, screen.say))
+    logs = Logs(log_directory, screen.say)
+    context = Context(hosts_plan, ssh, bundle, pace, screen, logs, values)
     _log_to(screen)
     try:
         if command.action == "run":

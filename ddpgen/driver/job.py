@@ -45,6 +45,7 @@ class DriverRun:
         self._environment = {
             "DDPGEN_LAUNCH": context.logs.directory.name,
             "DDPGEN_STARTED_BY": starter,
+            **context.secrets,
         }
         self._running: set[str] = set()
         self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels

@@ -6,7 +6,8 @@ Paths are for bash in the login directory, where `~/x` becomes `./x`. So they ne
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Plan:
     """The content of hosts.json.
 
     `elastic`: the least and the largest number of hosts. `locked`: each host installs the packages of the version
-    lock.
+    lock. `secrets`: see secret_values.read().
     """
 
     name: str
@@ -36,6 +37,7 @@ class Plan:
     checkpoint_dir: str
     hosts: tuple[PlannedHost, ...]
     locked: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

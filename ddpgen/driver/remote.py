@@ -56,10 +56,18 @@ def start(
     plan: Plan, host: PlannedHost, environment: Mapping[str, str], arguments: Iterable[str]
 ) -> bytes:
     """Become the host's script. It inherits the rest of the input, which is the driver's connection."""
-    exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
     words = " ".join(quote(word) for word in (host.script, *arguments))
     values = {**_values(plan, host), "script": host.script}
-    return text(values, TOOLS, f"{exports}{_RECORD_STARTER}{_ENTER_BUNDLE}exec bash -- {words}\n")
+    return text(
+        values,
+        TOOLS,
+        f"{exports(environment)}{_RECORD_STARTER}{_ENTER_BUNDLE}exec bash -- {words}\n",
+    )
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    """Return the lines that put variables into the environment."""
+    return "".join(f"export {name}={quote(value)}\n" for name, value in variables.items())
 
 
 def install(plan: Plan, host: PlannedHost) -> bytes:

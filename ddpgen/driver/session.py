@@ -12,7 +12,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from .logs import Logs
 from .pace import Pace
 from .plan import Plan, PlannedHost
 from .screen import Lines, Screen, shown
+from .secret_values import Mask
 from .ssh import Ssh, interrupted, is_transient
 
 LAST_LINES = 20
@@ -49,7 +50,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Context:
-    """The driver's side on this machine, the same for every command."""
+    """The driver's side on this machine, the same for every command. `secrets`: their values, for a start."""
 
     plan: Plan
     ssh: Ssh
@@ -57,6 +58,7 @@ class Context:
     pace: Pace
     screen: Screen
     logs: Logs
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def need_kib(self) -> int:
@@ -82,6 +84,7 @@ class Session:
         self._child: Child | None = None
         self._forced, self._disconnect_reason = False, ""
         self._lines, self._evidence = Lines(), Evidence()
+        self._mask = Mask(context.secrets.values())
         self._relay_task: asyncio.Task[None] | None = (
             None  # keeps a reference, because asyncio may collect a task without one
         )
@@ -177,6 +180,7 @@ class Session:
         while code is None:
             child.write(b"beat\n")
             code = await child.ended_within(self._context.pace.beat)
+        self._pass_on(self._mask.end())
         self._show_lines(self._lines.end())
         self._child = None
         if self._disconnect_reason:
@@ -187,6 +191,9 @@ class Session:
         self._report(end)
 
     def _on_output(self, data: bytes) -> None:
+        self._pass_on(self._mask.feed(data))
+
+    def _pass_on(self, data: bytes) -> None:
         self._context.logs.write(self.host.name, data)
         self._show_lines(self._lines.feed(data))
 

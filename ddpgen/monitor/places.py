@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from ddpgen.spec.job import JobSpec
 ANSWER_S = 60.0
 _STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for so long
 _NOT_FOUND = 127
+NOTHING: Mapping[str, str] = {}
 
 
 class ProgramResult(NamedTuple):
@@ -60,11 +61,19 @@ class Machine:
         return remote.facts(outcome.output)
 
     def run(
-        self, argv: Sequence[str], directory: str = ".", timeout_s: float = ANSWER_S
+        self,
+        argv: Sequence[str],
+        directory: str = ".",
+        timeout_s: float = ANSWER_S,
+        *,
+        variables: Mapping[str, str] = NOTHING,
     ) -> ProgramResult:
-        """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time."""
+        """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time.
+
+        `variables`: of its environment. They are in no command line and in no log.
+        """
         line = self.shell_line(argv, directory)
-        outcome = self._ask(scripts.command(argv, directory), timeout_s, line)
+        outcome = self._ask(scripts.command(argv, directory, variables), timeout_s, line)
         output = scripts.program_output(outcome.output)
         if output is not None and outcome.code is not None:
             return ProgramResult(outcome.code, output)

@@ -6,20 +6,20 @@ The same texts run on both, so a test on this machine tests a login node's text 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ddpgen.driver.remote import DIRECTORY_FACTS, TOOLS, quote, text
+from ddpgen.driver.remote import DIRECTORY_FACTS, TOOLS, exports, quote, text
 
 OUTPUT_MARK = "ddpgen-output"  # the output of login scripts comes before this line
 
 
-def command(argv: Sequence[str], directory: str) -> bytes:
-    """Run a program in `directory`. The exit code is 127 if neither this shell nor a login shell finds it.
+def command(argv: Sequence[str], directory: str, variables: Mapping[str, str]) -> bytes:
+    """Run a program in `directory` with these variables in its environment. The exit code is 127 if neither this shell nor a login shell finds it.
 
     A login shell is the second try, because its PATH often has more directories.
     """
     words = " ".join(map(quote, argv))
-    return text({"directory": directory}, TOOLS, f"set -- {words}\n", _COMMAND)
+    return text({"directory": directory}, TOOLS, exports(variables), f"set -- {words}\n", _COMMAND)
 
 
 def checkpoint_facts(directory: str) -> bytes:
@@ -30,6 +30,12 @@ def checkpoint_facts(directory: str) -> bytes:
 def stop(directory: str) -> bytes:
     """Ask for a clean stop in a checkpoint directory. A missing directory is an error."""
     return text({"directory": directory}, TOOLS, _STOP)
+
+
+def check_secret_files(files: Sequence[str]) -> bytes:
+    """Complain of a file that is missing or empty, or that others may read. A path begins with / or ~/."""
+    words = " ".join(map(quote, files))
+    return text({}, TOOLS, f"set -- {words}\n", _CHECK_SECRET_FILES)
 
 
 def receive(bundle: str, logs: str) -> bytes:
@@ -67,6 +73,16 @@ _STOP = r"""
 [ -d "$directory" ] || trouble "there is no $directory"
 why=$( { : >"$directory/stop"; } 2>&1 ) || trouble "cannot create $directory/stop: ${why##*: }"
 fact stop asked
+"""
+
+_CHECK_SECRET_FILES = r"""
+for file; do
+  case $file in '~/'*) path=$HOME/${file#??} ;; *) path=$file ;; esac
+  [ -f "$path" ] && [ -r "$path" ] || trouble "the file $file of a secret cannot be read on $HOSTNAME; write it there"
+  [ -s "$path" ] || trouble "the file $file of a secret is empty on $HOSTNAME; write the secret into it"
+  mode=$(ls -ldL -- "$path")
+  [ "${mode:4:6}" = ------ ] || trouble "the file $file of a secret may be read by others on $HOSTNAME; chmod 600 $file"
+done
 """
 
 _RECEIVE = r"""

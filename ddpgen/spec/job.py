@@ -25,6 +25,7 @@ from ddpgen.spec.fields import (
     setting,
 )
 from ddpgen.spec.groups import Arguments, Group, Pairs, Texts
+from ddpgen.spec.secrets import Secret, Secrets
 from ddpgen.spec.times import Duration, Period, Span, Steps, StepsOrDuration, StepSpan
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ class JobSpec:
     preflight: Preflight = setting(Group(Preflight, shorthand="enabled"), Preflight)
     restarts: int = setting(WholeNumber(0, 1000), 3)
     env: Mapping[str, str] = setting(ENV, dict)
+    secrets: tuple[Secret, ...] = setting(Secrets(), ())
     python: Python = setting(Group(Python, shorthand="interpreter"), Python)
     environment: Environment = setting(Group(Environment, shorthand="packages"), Environment)
     code: tuple[str, ...] = setting(Texts(Text(allowed="a path relative to this file")), ())

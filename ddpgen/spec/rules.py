@@ -43,6 +43,12 @@ _SET_BY_TORCHRUN = frozenset([
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
+# A secret of these names would replace the host's own value, or lose its own to a scheduler, torchrun or ddpgen.
+_NO_SECRETS = RESERVED_VARIABLES | {"HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"}
+_NO_SECRETS_PREFIXES = (
+    "ATEN_", "CUBLAS_", "CUDA_", "DDPGEN_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PET_", "PYTHON",
+    "SKYPILOT_", "SLURM_", "TORCH",
+)  # fmt: skip
 
 
 class Conflict(NamedTuple):
@@ -282,6 +288,7 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
 
 def _paths(job: JobSpec) -> Iterator[Conflict]:
     yield from environment(job.env, "env", job.train)
+    yield from _secrets(job)
     yield from host_path("checkpoint.dir", job.checkpoint.path)
     yield from host_path("train.workdir", job.train.workdir)
     yield from _url(job.checkpoint.dir or "")
@@ -327,10 +334,7 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
     for name, value in env.items():
         if secrets.exposes_secret(name, value):
             problem = "looks like a secret, and everybody who reads the bundle reads it"
-            remedy = (
-                "leave it out and export it before the launch, or source a file of the hosts in "
-                "python.activate; on sky, name it in secrets"
-            )
+            remedy = f"leave it out, export it before the launch, and write secrets: [{name}]"
             yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
         if re.search(rf"\$(\{{{name}\}}|{name}\b)", value):
             problem = f"is taken as it is written: ${name} is not filled in"
@@ -349,6 +353,20 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             problem = "is set by determinism: portable; the job would not see this value"
             remedy = "leave it out, or write determinism: default"
             yield Conflict((f"{field}.{name}", "train.determinism"), problem, remedy)
+
+
+def _secrets(job: JobSpec) -> Iterator[Conflict]:
+    listed = set[str]()
+    for i, (name, _) in enumerate(job.secrets):
+        fields = (f"secrets[{i}]", f"secrets.{name}", "secrets")
+        if name in listed:
+            yield Conflict(fields, f"{name} is listed twice", "leave one of them out")
+        elif name in job.env:
+            yield Conflict(fields, f"{name} is in env as well", "leave one of them out")
+        if name in _NO_SECRETS or name.startswith(_NO_SECRETS_PREFIXES):
+            problem = f"{name} is set by bash, torchrun, a scheduler, the host or ddpgen"
+            yield Conflict(fields, problem, "take another name")
+        listed.add(name)
 
 
 def host_path(field: str, path: str | None) -> Iterator[Conflict]:

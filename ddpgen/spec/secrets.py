@@ -1,8 +1,14 @@
-"""Recognise secrets in variables, by the name or by the form of the value. Pure."""
+"""The secrets of a job, which a spec only names, and variables that look like a secret. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ddpgen.spec.fields import FieldSchema, Kind, Refused, Text
+from ddpgen.spec.groups import Pairs, Path, Walk
+from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted
 
 SHORTEST = 6  # characters; a shorter value also occurs within other words
 _NAME = re.compile(
@@ -17,6 +23,73 @@ _PLAIN_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
 _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
 TOKEN_FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
+_FILE = "file:"
+_VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")
+
+
+class _File(Text):
+    """The file of a secret. Its refusal does not show the text, because that may be the secret itself."""
+
+    def __init__(self) -> None:
+        # A comma separates the secrets in an option of the supervisor.
+        super().__init__(r"file:~?/[^\0-\x1f,]+", "file:~/PATH or file:/PATH, without a comma")
+
+    def parse(self, raw: Scalar) -> str:
+        if not re.fullmatch(self.pattern, raw.text):
+            raise Refused("names no file", f"write {self.allowed}; no spec holds a secret itself")
+        return raw.text
+
+
+_FILES = Pairs(_VARIABLE.pattern, "letters, digits and _", _File())
+
+
+class Secret(NamedTuple):
+    """A variable of the job whose value is in no file of ddpgen.
+
+    `file`: the user's own file that holds the value; "" if the environment of the launch has it.
+    """
+
+    name: str
+    file: str = ""
+
+
+class Secrets(Kind):
+    """Names of secrets. A name alone takes its value from the environment, and `NAME: file:~/PATH` from a file."""
+
+    allowed = f"{_VARIABLE.allowed}, or NAME: file:~/PATH, or a list of them"
+    sample = ()
+
+    def read(self, node: Node, path: Path, walk: Walk) -> tuple[Secret, ...]:
+        if not isinstance(node, Listing):
+            return tuple(self._read(node, path, walk))
+        for item in node.items:
+            if isinstance(item, Table) and len(item.entries) != 1:
+                problem = f"{len(item.entries)} secrets are behind one dash"
+                walk.refuse(item, Refused(problem, "write a dash before each"))
+                walk.invalid_fields.add(dotted(path))
+        return tuple(secret for item in node.items for secret in self._read(item, path, walk))
+
+    def _read(self, node: Node, path: Path, walk: Walk) -> Iterator[Secret]:
+        if isinstance(node, Table):
+            for name, file in _FILES.read(node, path, walk).items():
+                yield Secret(name, file.removeprefix(_FILE))
+        else:
+            yield Secret(walk.value(_VARIABLE, node, path))
+
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
+        files = _FILES.schema(path, field_schema)
+        files["additionalProperties"] = _FILES.leaf.schema(path, field_schema)
+        items = [_VARIABLE.schema(path, field_schema), files]
+        return {"anyOf": [*items, {"type": "array", "items": {"anyOf": items}}]}
+
+    def dump(self, value: tuple[Secret, ...]) -> list[Any]:
+        return [{s.name: f"{_FILE}{s.file}"} if s.file else s.name for s in value]
+
+    def load(self, stored: list[Any]) -> tuple[Secret, ...]:
+        pairs = (each if isinstance(each, dict) else {each: _FILE} for each in stored)
+        return tuple(
+            Secret(name, file.removeprefix(_FILE)) for pair in pairs for name, file in pair.items()
+        )
 
 
 def is_secret(name: str, value: str) -> bool:

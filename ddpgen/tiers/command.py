@@ -152,6 +152,7 @@ def _options(job: JobSpec, tier_options: TierOptions, backend: str) -> Iterator[
         ("store", tier_options.store or job.checkpoint.url or "", ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
         ("lock", LOCK if job.locked else "", ""),
+        ("secrets", ",".join(s.name + (s.file and f"={s.file}") for s in job.secrets), ""),
     )
     if not job.preflight.enabled:
         yield "--no-preflight"

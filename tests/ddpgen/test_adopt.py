@@ -175,7 +175,7 @@ run: |
 """
     out, err = spec_of(run, tmp_path, task, "b.yaml")
     assert read(out.encode(), "b")["sky"].job.train.args == ("--model", "gpt2")
-    assert "secrets:  # 3\n      - HF_TOKEN\n" in out
+    assert "secrets:  # 3\n  - HF_TOKEN\n" in out
     assert "hf_abc" not in out + err
     assert "b.yaml:2: trap: no bucket " in err
 

@@ -47,6 +47,11 @@ REFUSED = [
     ("hosts: [a, {nic: b}]", "10:16 targets.hosts.hosts[1].name", "missing"),
     ("hosts: [a, 'b c']", "10:16 targets.hosts.hosts[1]", "fit"),
     ("hosts: [a, '$(b)']", "10:16 targets.hosts.hosts[1]", "fit"),
+    (
+        "secrets: [A]\nhosts: [{name: a, env: {A: x}}]",
+        "11:32 targets.hosts.hosts[0].env.A",
+        "secrets",
+    ),
     ("hosts: [a, A]", "10:16 targets.hosts.hosts[1]", "twice"),
     ("hosts: [a, a.activate]", "10:16 targets.hosts.hosts[1]", "activation"),
     ("hosts: [a, run]", "10:16 targets.hosts.hosts[1]", "driver"),

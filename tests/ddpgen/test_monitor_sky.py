@@ -176,7 +176,7 @@ def test_secrets_are_named_and_their_values_stay_where_they_are(
     monkeypatch.setenv("HF_TOKEN", "")
     outcome = run("launch", spec(SECRET), "--target", "sky")
     assert outcome.code == 69
-    assert [line.split()[0] for line in outcome.err.splitlines()[1:]] == ["HF_TOKEN"]
+    assert [line.split()[2] for line in outcome.err.splitlines()[1:]] == ["HF_TOKEN"]
     assert sky.calls("sky") == []
     monkeypatch.setenv("HF_TOKEN", "hush")
     again = run("launch", "job.yaml", "--target", "sky")
@@ -187,6 +187,29 @@ def test_secrets_are_named_and_their_values_stay_where_they_are(
     written = [path for path in (tmp_path / "build").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if b"hush" in path.read_bytes()]
+
+
+def test_a_secret_in_a_file_gets_into_the_environment_of_skypilot(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("sh-from-a-file\n")
+    text = SECRET.replace("WANDB_API_KEY, HF_TOKEN", f"HF_TOKEN: file:{file}")
+    monkeypatch.setenv("HF_TOKEN", "stale")
+    refused = run("launch", spec(text), "--target", "sky")
+    assert refused.code == 69
+    assert f"chmod 600 {file}" in refused.err
+    file.chmod(0o600)
+    (sky.state / "launch.then").write_text(f'printf %s "$HF_TOKEN" >{tmp_path}/given\n')
+    outcome = run("launch", "job.yaml", "--target", "sky")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "given").read_text() == "sh-from-a-file"
+    assert "sh-from-a-file" not in outcome.err + outcome.out + (sky.state / "calls").read_text()
+    rendered = run("render", "job.yaml", "--target", "sky")
+    next_line = (
+        f'(cd build/gpt && HF_TOKEN="$(cat {file})" sky jobs launch --secret HF_TOKEN sky.yaml)'
+    )
+    assert f"next: {next_line}\n" in rendered.err
 
 
 def test_arguments_that_would_fall_apart_on_the_way_are_refused(

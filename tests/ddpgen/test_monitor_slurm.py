@@ -370,6 +370,41 @@ def test_logs_show_the_end_and_where_it_is(
 # --- through a login node ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("tier", ["", "login: me@gate, "])
+def test_secrets_reach_sbatch_by_its_environment_alone(
+    tier: str, run: Run, spec: Spec, cluster: Cluster, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cluster.root / "token"
+    text = f"secrets: [A_TOKEN, B_TOKEN: 'file:{file}']\ntargets:\n  slurm: {{{tier}dir: ~/job}}\n"
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    said = "the secret A_TOKEN is not in your environment; export it"
+    refused = run("launch", spec(GPT + text), "--target", "slurm")
+    assert (refused.code, said in refused.err, cluster.calls("sbatch")) == (69, True, [])
+    monkeypatch.setenv("A_TOKEN", "it's 5ecret")
+    for content, mode, word in (
+        (None, 0, "cannot be read"), ("", 0o600, "is empty"), ("x\n", 0o640, "chmod 600"),
+    ):  # fmt: skip
+        if content is not None:
+            file.write_text(content)
+            file.chmod(mode)
+        refused = run("launch", "job.yaml", "--target", "slurm")
+        assert refused.code == 69
+        assert word in refused.err
+    assert cluster.calls("sbatch") == []
+    file.write_text("f1le-secret\n")
+    file.chmod(0o600)
+    (cluster.state / "sbatch.then").write_text(f'printf %s "$A_TOKEN" >{cluster.root}/given\n')
+    outcome = run("-v", "launch", "job.yaml", "--target", "slurm")
+    assert outcome.code == 0, outcome.err
+    assert (cluster.root / "given").read_text() == "it's 5ecret"
+    (cluster.root / "given").unlink()
+    file.unlink()
+    assert "5ecret" not in outcome.err
+    written = [path for path in cluster.root.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"5ecret" in path.read_bytes()]
+    assert not [path for path in written if b"f1le-secret" in path.read_bytes()]
+
+
 def test_through_a_login_node_all_happens_there(
     run: Run, spec: Spec, cluster: Cluster, gate: Path
 ) -> None:

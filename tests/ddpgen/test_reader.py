@@ -223,6 +223,12 @@ LINES = [
     ("rendezvous: {timeout: -5s}", "8:23 rendezvous.timeout", "length of time"),
     ("nodes: 2", "8:8 nodes", "one machine"),
     ("code: ''", "8:7 code", "empty"),
+    ("secrets: [HF-TOKEN]", "8:11 secrets[0]", "name of a variable"),
+    ("secrets: {HF-TOKEN: file:/x}", "8:11 secrets", "letters, digits and _"),
+    ("secrets: {HF_TOKEN: ~/.hf_token}", "8:21 secrets.HF_TOKEN", "names no file"),
+    ("secrets: {HF_TOKEN: file:.hf_token}", "8:21 secrets.HF_TOKEN", "names no file"),
+    ("secrets: {HF_TOKEN: hf_abcdefgh1}", "8:21 secrets.HF_TOKEN", "names no file"),
+    ("secrets: [{A: file:/a, B: file:/b}]", "8:11 secrets[0]", "dash"),
     ("checkpoint: {every: 200}", "8:21 checkpoint.every", "200 steps"),
     ('"a\\nb\\e[31m\u202e": 1', "8:1 a\nb\x1b[31m\u202e", "unknown"),
 ]

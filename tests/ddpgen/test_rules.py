@@ -72,6 +72,14 @@ CONFLICTS = [
         "preflight",
     ),
     ({"top": "env: {NCCL_SOCKET_IFNAME: eth0}"}, "6:27 env.NCCL_SOCKET_IFNAME", "preflight"),
+    ({"top": "secrets: [A, A]"}, "6:14 secrets[1]", "twice"),
+    ({"top": "secrets: [A, {B: file:/b}]\nenv: {B: x}"}, "6:14 secrets[1]", "B is in env"),
+    (
+        {"top": "secrets: {OMP_NUM_THREADS: file:/x}"},
+        "6:28 secrets.OMP_NUM_THREADS",
+        "another name",
+    ),
+    ({"top": "secrets: MASTER_ADDR"}, "6:10 secrets", "torchrun"),
     ({"top": "nic: 192.168.7.1"}, "6:6 nic", "interface"),
     (
         {"top": "env: {MKL_CBWR: AVX2}", "train": "determinism: portable"},

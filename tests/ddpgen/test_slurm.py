@@ -132,6 +132,11 @@ REFUSED = [
     ("gpu_request: please", "9:24 targets.slurm.gpu_request", "gres"),
     ("array: a-b", "9:18 targets.slurm.array", "indices"),
     ("mail_on: SOMETIMES", "9:20 targets.slurm.mail_on", "REQUEUE"),
+    (
+        "extra: [--export=NONE], secrets: [{A: file:/a}, B]",
+        "9:59 targets.slurm.secrets[1]",
+        "B: file:~/PATH",
+    ),
     ("extra: mem=4G", "9:18 targets.slurm.extra", "--qos"),
     ("extra: --nodes=3", "9:18 targets.slurm.extra", "--nodes"),
     ("extra: ['--open-mode=truncate']", "9:19 targets.slurm.extra[0]", "--open-mode"),

@@ -157,6 +157,17 @@ def test_a_secret_that_another_one_begins_with_or_that_a_shell_quotes_is_masked(
     assert without_secrets(words) == "run $B_TOKEN $A_TOKEN $C_TOKEN"
 
 
+def test_a_secret_of_the_spec_is_masked_whatever_its_name(
+    run: Run, spec: Spec, slurm: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB", "plain-words")
+    spec(f"{SLURM}secrets: [WANDB]\n")
+    shown = run("-v", "launch", "job.yaml", "--target=slurm", "--", "--key=plain-words")
+    assert shown.code == 0, shown.err
+    assert "--key=$WANDB" in shown.err
+    assert "plain-words" not in shown.err
+
+
 def test_a_debug_line_that_nobody_reads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise BrokenPipeError

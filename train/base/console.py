@@ -14,6 +14,10 @@ from typing import TextIO
 
 from train.base.scheduler import VARIABLE
 
+# The names of the job's secrets.
+SECRETS = "DDPGEN_SECRETS"
+_SHORTEST_SECRET = 6  # characters; a shorter one also occurs within other words
+
 
 def say(message: str, rank: int | None = None) -> None:
     """Print one line on standard error. `rank`: named at its start, if it matters which rank prints the line."""
@@ -26,7 +30,11 @@ def say(message: str, rank: int | None = None) -> None:
 
 def plain(text: str, max_characters: int = 2000) -> str:
     """Return foreign text made safe for a terminal: unprintable characters become `\\x1b` or `\\u202e`, and text longer
-    than `max_characters` characters is cut."""
+    than `max_characters` characters is cut. $NAME replaces the value of the secret NAME."""
+    for name in os.environ.get(SECRETS, "").split(","):
+        value = os.environ.get(name, "")
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, f"${name}")
     if len(text) > max_characters:
         text = text[:max_characters] + "..."
     if text.isprintable():

@@ -30,6 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--nic", default="", help="the interface to take part by")
     add("--threads", type=int, default=1, help="OMP_NUM_THREADS of each process")
     add("--keep", type=names, default=(), help="variables of the spec's env, not to be pinned")
+    add("--secrets", type=secrets, default=(), help="A,B=~/FILE: variables that must be set")
     add("--store", default="", help="where checkpoints outlive the machine")
     add("--no-preflight", action="store_true")
     add("--ignore", type=codes, default=(), help="codes that are only warnings")
@@ -51,6 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def names(text: str) -> tuple[str, ...]:
     """Split A,B into its words."""
     return tuple(filter(None, text.split(",")))
+
+
+def secrets(text: str) -> tuple[tuple[str, str], ...]:
+    """Split A,B=~/FILE into the names, each with its file; "" stands for the environment."""
+    return tuple((word.partition("=")[0], word.partition("=")[2]) for word in names(text))
 
 
 def ports(text: str) -> range:

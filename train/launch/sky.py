@@ -24,7 +24,7 @@ from train.base.files import locked, replace_file
 from train.launch import decision, directory, notice
 from train.launch.decision import KILLED, NOT_BEGUN, STOPPED, End, ExitReport, Request, judge
 from train.launch.notices import clouds
-from train.launch.options import names, ports
+from train.launch.options import ports
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command
 
@@ -43,6 +43,8 @@ class Sky(Tier):
     """One machine of a task."""
 
     restart_command = "sky jobs launch sky.yaml"
+    has_secrets = True
+    secret_remedy = "launch with --secret {name}, and have it in your environment"
     # SkyPilot signals every process below its shell. The workers ignore that, to finish a step and its checkpoint.
     ignored = (signal.SIGTERM,)
 
@@ -61,7 +63,6 @@ class Sky(Tier):
             default=range(29500, 30500),
             help="FROM-TO: the head's is one of",
         )
-        add("--secrets", type=names, default=(), help="variables that SkyPilot has to be given")
         add("--bucket", default="", help="the URL of what has to be mounted")
         add("--mount", default="", help="where it has to be mounted")
         add(
@@ -79,7 +80,6 @@ class Sky(Tier):
         options = self._options
         member = membership(os.environ, options.nodes, options.procs, options.ports)
         self.me = member.host_name
-        check_secrets(os.environ, options.secrets)
         if options.mount and not os.path.ismount(os.path.realpath(options.mount)):
             raise Refusal(
                 EXIT_UNAVAILABLE,
@@ -189,17 +189,6 @@ def task_name(task: str) -> str:
     """Return a task's id, which is the same after every recovery, as a file name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", task)
     return name if len(name) <= _MOST else f"{name[:48]}-{zlib.crc32(name.encode())}"
-
-
-def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
-    """Check that all `secrets` are set, because SkyPilot silently drops one that it was not given. Raises Refusal."""
-    for name in secrets:
-        if name not in told:
-            raise Refusal(
-                EXIT_UNAVAILABLE,
-                f"the secret {name} is not set; launch with --secret {name}, and have it in your "
-                "environment",
-            )
 
 
 # --- the number of a start ------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from train.base.console import say
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.processes import end_group
 from train.base.scheduler import VARIABLE, Scheduled
-from train.launch import decision, directory, install, words
+from train.launch import decision, directory, install, secrets, words
 from train.launch.decision import End, ExitReport, Request
 from train.launch.events import LATE_S, Event, Events, Exit, Result, Signal
 from train.launch.options import check_arguments
@@ -90,6 +90,13 @@ class Supervisor:
     def _run(self) -> ExitReport:
         self._tier.listen(self._events)
         check_arguments(self._command, self._tier.leading)
+        if not self._options.install:
+            secrets.load(
+                self._options.secrets,
+                os.environ,
+                self._tier.secret_remedy,
+                self._tier.has_secrets or bool(self._options.driven),
+            )
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:

@@ -69,6 +69,10 @@ class Tier:
     # The supervisor's own options that may stand in front of the user's arguments, with their help texts: see
     # options.take_leading().
     leading: ClassVar[Mapping[str, str]] = ONLY_CHECK
+    # The remedy for a secret that is not in the environment. {name} is its name.
+    secret_remedy = "export {name}, and start again"
+    # True if another process of the launch has put all secrets into the environment.
+    has_secrets = False
     # Signals that the workers ignore, because the tier sends them to every process and the supervisor answers them.
     ignored: Sequence[signal.Signals] = ()
 

@@ -39,6 +39,9 @@ def check(job: HostsJob) -> Iterator[Conflict]:
     for i, host in enumerate(job.hosts):
         field = f"hosts[{i}]"
         yield from rules.environment(host.env, f"{field}.env", job.train)
+        for name in host.env.keys() & {secret.name for secret in job.secrets}:
+            problem, remedy = f"{name} is in secrets as well", "leave one of them out"
+            yield Conflict((f"{field}.env.{name}",), problem, remedy)
         yield from rules.host_path(f"{field}.dir", host.dir)
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
@@ -149,6 +152,7 @@ def _listing(job: HostsJob) -> str:
         "ssh_options": job.ssh_options,
         "checkpoint_dir": job.checkpoint_path,
         **({"locked": True} if job.locked else {}),
+        **({"secrets": dict(job.secrets)} if job.secrets else {}),
     }
     lines = [f'  "{key}": {_json(value)},' for key, value in facts.items()]
     hosts = ",\n".join(f"    {_json(_host_row(job, host))}" for host in job.order)

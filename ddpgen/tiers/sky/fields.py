@@ -94,9 +94,6 @@ class SkyJob(JobSpec):
         (),
     )
     setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
-    secrets: tuple[str, ...] = setting(
-        Texts(Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")), ()
-    )
     preempted_every: float | None = setting(Duration(), None)
     notices: bool = setting(Flag(), True)
 

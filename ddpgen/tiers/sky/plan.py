@@ -40,7 +40,6 @@ def _options(job: SkyJob) -> Iterator[Word]:
         ("ports", ports(job.rendezvous.port), ports(Rendezvous.port)),
         ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
         ("mount", job.bucket.path if job.bucket else "", ""),
-        ("secrets", ",".join(job.secrets), ""),
         ("hook", directives.hook(job), ""),
     )
     if not job.notices:

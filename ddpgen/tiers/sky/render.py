@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import Word, expand_home
+from ddpgen.shell import Word, expand_home, quote
 from ddpgen.spec import rules
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
@@ -33,17 +33,6 @@ _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
-# Variables of the job's machine. The values of the launching machine must not replace them.
-_MACHINE_VARIABLES = (
-    "HOME",
-    "LOGNAME",
-    "PATH",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "SHELL",
-    "TMPDIR",
-    "USER",
-)
 # SkyPilot sets these for every task.
 _SKY_PREFIX = "SKYPILOT_"
 _SKYIGNORE = """\
@@ -148,15 +137,6 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
     for name in job.env:
         if name.startswith(_SKY_PREFIX):
             yield Conflict((f"env.{name}",), "is set by SkyPilot", "take another name")
-    for i, name in enumerate(job.secrets):
-        fields = (f"secrets[{i}]", "secrets")
-        if name in job.env:
-            yield Conflict(fields, f"{name} is in env as well", "leave one of them out")
-        if name in (*rules.RESERVED_VARIABLES, *_MACHINE_VARIABLES) or name.startswith(
-            (_SKY_PREFIX, "DDPGEN_", "LD_", "PET_")
-        ):
-            problem = f"{name} is set by bash, torchrun, SkyPilot, the machine or the launch script"
-            yield Conflict(fields, problem, "take another name")
 
 
 def _setup(job: SkyJob) -> Iterator[Conflict]:
@@ -191,7 +171,13 @@ def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
         name: renderer.render(f"sky_{name}.sh.j2", template_values) for name in ("setup", "run")
     }
     text = renderer.render("sky.yaml.j2", {**template_values, **parts})
-    start = f"(cd {{bundle}} && sky jobs launch{template_values['secrets_given']} sky.yaml)"
+    from_files = "".join(
+        f'{name}="$(cat {quote(expand_home(file))})" '.replace("{", "{{").replace("}", "}}")
+        for name, file in job.secrets
+        if file
+    )
+    command = f"{from_files}sky jobs launch{template_values['secrets_given']} sky.yaml"
+    start = f"(cd {{bundle}} && {command})"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
         lines = renderer.render("setup.sh.j2", {**template_values, "setup": job.setup})
@@ -233,8 +219,8 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "bucket_mode": directives.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
         "stop_object": f"{checkpoint_url}/stop",
-        "secrets": job.secrets,
-        "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
+        "secrets": [secret.name for secret in job.secrets],
+        "secrets_given": "".join(f" --secret {secret.name}" for secret in job.secrets),
         "exit_preempted": directives.EXIT_PREEMPTED,
         "hook": directives.hook(job),
         "sets_up": bool(job.setup or job.requirements or job.locked),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddpgen.driver import trace
+from ddpgen.driver import secret_values, trace
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import snapshot
 from ddpgen.monitor.record import Launch
@@ -26,14 +26,16 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
 
     Raises TargetUnavailableError if something is missing or SkyPilot refuses the job; FileTroubleError.
     """
-    if missing := [*_missing(job, arguments)]:
+    values, missing = secret_values.read(dict(job.secrets), os.environ)
+    if missing := [*missing, *_unfit(arguments)]:
         raise TargetUnavailableError("\n".join(missing))
     _check_version()
     _check_name_is_free(job.name)
     _check_bucket(job)
     copy = snapshot.copy_bundle(bundle)
-    words = jobs.launch(job.name, job.secrets, arguments)
+    words = jobs.launch(job.name, values, arguments)
     _log.info(f"+ {skypilot.shell_line(words, str(copy))}")
+    os.environ.update(values)  # SkyPilot takes them from there
     queue = skypilot.shell_line(["jobs", "queue"])
     try:
         answer = skypilot.show(words, copy)
@@ -51,10 +53,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
     return Launch("sky", number)
 
 
-def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
-    for name in job.secrets:
-        if not os.environ.get(name):
-            yield f"{name} is not in your environment; export it, or take it out of targets.sky.secrets"
+def _unfit(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         if not re.fullmatch(r"\S+", argument):
             yield (

@@ -25,6 +25,7 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
     yield from _directives(job)
     yield from _times(job)
     yield from _environment(job)
+    yield from _secrets(job)
     yield from rules.host_path("dir", job.dir)
     if job.checkpoint.shared is False:
         problem = (
@@ -76,6 +77,16 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         if path and not path.startswith(("/", "~")):
             problem = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")
+
+
+def _secrets(job: SlurmJob) -> Iterator[Conflict]:
+    exports = [option for option in job.extra if option.startswith("--export=")]
+    exported = exports[-1].partition("=")[2].split(",") if exports else ["ALL"]
+    for i, (name, file) in enumerate(job.secrets):
+        if not file and not {"ALL", name}.intersection(exported):
+            problem = f"{name} does not get into the job with {exports[-1]}"
+            remedy = f"write {name}: file:~/PATH, the file being on the cluster with mode 600"
+            yield Conflict((f"secrets[{i}]", "secrets", "extra"), problem, remedy)
 
 
 def render(job: SlurmJob, plan: Plan, renderer: Renderer) -> list[Artefact]:

@@ -6,14 +6,15 @@ Owns sbatch's command line beyond the directives of the script. Shows sbatch's r
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddpgen.driver import state
+from ddpgen.driver import secret_values, state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.monitor import scripts, snapshot
-from ddpgen.monitor.places import LoginNode, Machine, ProgramResult
+from ddpgen.monitor.places import NOTHING, LoginNode, Machine, ProgramResult
 from ddpgen.monitor.record import Launch
 from ddpgen.tiers.slurm import directives, jobs
 from ddpgen.tiers.slurm.fields import SlurmJob
@@ -31,15 +32,22 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
 
     Raises TargetUnavailableError if sbatch cannot be reached or refuses the job; FileTroubleError.
     """
+    named = {secret.name: "" for secret in job.secrets if not secret.file}
+    values, missing = secret_values.read(named, os.environ)
+    if missing:
+        raise TargetUnavailableError("\n".join(missing))
     copy = snapshot.copy_bundle(bundle)
     with control_machine(job, bundle.absolute().parent) as machine:
+        if files := [secret.file for secret in job.secrets if secret.file]:
+            machine.facts(scripts.check_secret_files(files), "check the files of secrets")
         directory = _copy_to_machine(machine, copy)
         words = [*_options(machine, job), _SCRIPT, *arguments]
         code, output = _sbatch(machine, ["sbatch", "--test-only", *words], directory)
         if code != 0:
             raise TargetUnavailableError("sbatch refuses the job, see above; nothing was submitted")
         try:
-            code, output = _sbatch(machine, ["sbatch", "--parsable", *words], directory)
+            submission = ["sbatch", "--parsable", *words]
+            code, output = _sbatch(machine, submission, directory, values)
         except TargetUnavailableError as error:
             message = f"{error}\nwhether it was submitted all the same, squeue --me tells"
             raise TargetUnavailableError(message) from None
@@ -93,10 +101,12 @@ def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:
     return None if job.time is not None and warning > job.time / 2 else warning
 
 
-def _sbatch(machine: Machine, argv: list[str], directory: str) -> ProgramResult:
+def _sbatch(
+    machine: Machine, argv: list[str], directory: str, variables: Mapping[str, str] = NOTHING
+) -> ProgramResult:
     """Run sbatch and show its output without the job's id. Raise TargetUnavailableError."""
     _log.info(f"+ {machine.shell_line(argv, directory)}")
-    answer = machine.run(argv, directory, _SUBMIT_S)
+    answer = machine.run(argv, directory, _SUBMIT_S, variables=variables)
     shown = "".join(line for line in answer.output.splitlines(True) if not jobs.submitted(line))
     if shown.strip():
         failed = answer.code != 0 or not (jobs.submitted(answer.output) or "--test-only" in argv)

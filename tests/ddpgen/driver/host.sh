@@ -108,6 +108,14 @@ case $part in
     trap '' TERM
     sleep 600 9<&-
     ;;
+  spill) # its secrets, in pieces
+    echo "$A_TOKEN $B_TOKEN" >"$HOME/secrets"
+    printf 'my %s' "${A_TOKEN%???}"
+    sleep 0.1
+    printf '%s and %s: all\n' "${A_TOKEN: -3}" "$B_TOKEN"
+    echo 'ddpgen: done at step 7; results are here' >&2
+    exit 0
+    ;;
   loud)
     printf 'a\xff\xfeb\x1b[2Jc\r10%%\r20%%\nno newline at the end'
     head -c 200000 /dev/zero | tr '\0' x

@@ -89,6 +89,34 @@ def test_a_job_is_sent_started_shown_kept_and_summed_up(stage: Make) -> None:
     assert ours.alive() == []
 
 
+def test_secrets_are_sent_over_standard_input_at_every_start_and_masked(
+    stage: Make, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    pair = stage(launcher="env", secrets={"A_TOKEN": "", "B_TOKEN": str(file)})
+    plays(pair, desk="listen spill", lap="crash-after-4 spill")  # run.sh starts all again
+    code, output = pair.play()
+    assert code == 69
+    assert "ddpgen: the secret A_TOKEN is not in your environment; export it" in output
+    assert f"ddpgen: the secret B_TOKEN cannot be read from {file}: No such" in output
+    assert pair.started() == []
+    file.write_text("it's f1le-secret\n")
+    file.chmod(0o600)
+    code, output = pair.play(env={"A_TOKEN": "5ecret"})
+    assert code == 0, output
+    for home in pair.homes.glob("*/"):
+        assert (home / "secrets").read_text() == "5ecret it's f1le-secret\n"
+        (home / "secrets").unlink()
+    (kept,) = pair.logs.glob("*/lap.log")
+    assert "my *** and ***: all\n" in output
+    assert "my *** and ***: all\n" in kept.read_text()
+    file.unlink()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert pair.homes / "calls" in written
+    for secret in (b"5ecret", b"f1le-secret"):
+        assert not [path for path in written if secret in path.read_bytes()]
+
+
 def test_what_the_lock_lists_is_installed_on_all_hosts_before_any_starts(stage: Make) -> None:
     pair = stage("desk", "laptop", locked=True)
     (pair.home("laptop") / "offline").touch()

@@ -14,7 +14,7 @@ from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import Scheduled
 from train.launch.decision import End
 from train.launch.options import add_options
-from train.launch.sky import Sky, check_secrets, enroll, membership, start, task_name
+from train.launch.sky import Sky, enroll, membership, start, task_name
 from train.launch.words import Command
 from train.run.status import Status
 
@@ -76,12 +76,6 @@ def test_what_skypilot_has_not_said_is_named(told: Mapping[str, str], words: str
         membership(told, 2, 4, PORTS)
     assert words in str(refused.value)
     assert refused.value.code == EXIT_UNAVAILABLE
-
-
-def test_a_secret_that_was_not_given_is_named() -> None:
-    check_secrets({"A": ""}, ["A"])
-    with pytest.raises(Refusal, match="--secret B"):
-        check_secrets({"A": ""}, ["A", "B"])
 
 
 @pytest.mark.parametrize("task", [ID, "sky-" + "x" * 100, "sky/a b:c"])

@@ -23,7 +23,7 @@ from train.base import nic
 from train.base.console import clock, say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import VARIABLE
-from train.launch import reserve
+from train.launch import reserve, secrets
 from train.launch.decision import goes_on, word_of
 from train.launch.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.launch.options import ONLY_CHECK, check_arguments, ports
@@ -68,6 +68,11 @@ _RETRY_S = 2.0
 # Signals that come before a time limit.
 _WARNINGS = ("USR1", "USR2")
 _REQUEUES, _REQUEUES_APART_S = 5, 2.0
+# sbatch --export=NONE, or SBATCH_EXPORT=NONE, keeps the variables of the submission from the job.
+_SECRET_REMEDY = (
+    "export {name} before sbatch; where the site submits with --export=NONE, write {name}: "
+    "file:~/PATH in the spec"
+)
 _NO_CLEAN_STOP = "no clean stop within Slurm's KillWait"
 
 
@@ -138,6 +143,7 @@ class Slurm:
         self._is_batch_script = True
         check_arguments(self._command, ONLY_CHECK)
         self._check_activation()
+        secrets.load(self._options.secrets, os.environ, _SECRET_REMEDY)
         nodes = self._nodes()
         self._check_is_head(nodes)
         record = self._run_in_thread(lambda: self._controller.show(_PATIENT))

@@ -37,6 +37,7 @@ class SlurmNode(Tier):
 
     restart_command = AGAIN
     decides = False
+    has_secrets = True  # the batch supervisor has read them
     # Slurm signals every process of srun's step. The workers ignore that, to finish a training step and its checkpoint.
     ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 

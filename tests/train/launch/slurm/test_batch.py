@@ -158,6 +158,26 @@ def test_an_environment_that_fails_is_on_file_and_a_signal_is_no_failure_of_it(
     assert "environment" not in said
 
 
+def test_a_secret_that_is_missing_ends_the_job_and_a_file_reaches_every_node(start: Start) -> None:
+    start.write("srun", f"#!/bin/bash\nenv >{start.place}/env; exit 69\n")
+    start.write("token", "from-a-file\n")
+    option = f"--secrets=A_TOKEN,HF_TOKEN={start.place}/token"
+    code, said = start.run(option, SLURM_RESTART_COUNT="1")
+    others_may_read = (
+        f"the secret HF_TOKEN is in a file that others may read; chmod 600 {start.place}/token"
+    )
+    assert code == 69
+    assert said.startswith("the secret A_TOKEN is not set; export A_TOKEN before sbatch")
+    assert said.endswith(others_may_read)
+    assert not (start.place / "env").exists()
+    (start.place / "token").chmod(0o600)
+    code, said = start.run(option, A_TOKEN="from-the-environment", HF_TOKEN="stale")
+    variables = (start.place / "env").read_text().splitlines()
+    assert {"A_TOKEN=from-the-environment", "HF_TOKEN=from-a-file"} <= {*variables}
+    written = [path for path in start.checkpoints.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"from-" in path.read_bytes()]
+
+
 def test_limits_that_the_site_has_rewritten_are_said_at_the_start(start: Start) -> None:
     start.write("srun", "#!/bin/bash\nexit 3\n")
     start.job(old="TimeLimit=02:00:00", new="TimeLimit=00:01:00")

@@ -1,0 +1,72 @@
+"""The values of a job's secrets on this machine, and output without them.
+
+Owns the rules for a file that holds a secret; train/launch/secrets.py has the same. A value goes into the environment of
+a process or into ssh's standard input, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+_SHORTEST = 6  # bytes; a shorter value also occurs within other words
+
+
+def read(
+    secrets: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the values, and a complaint for each one that is missing.
+
+    `secrets`: the file of each, or "" for one that the environment has.
+    """
+    values, missing = dict[str, str](), list[str]()
+    for name, file in secrets.items():
+        value = environment.get(name, "")
+        if file:
+            value, problem = _content(file)
+        else:
+            problem = "is not in your environment; export it, or take it out of secrets"
+        if value:
+            values[name] = value
+        else:
+            missing.append(f"the secret {name} {problem}")
+    return values, missing
+
+
+def _content(file: str) -> tuple[str, str]:
+    """Return the content of a file without its last newline; or "" and the problem."""
+    try:
+        with open(os.path.expanduser(file), encoding="utf-8", errors="surrogateescape") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            if mode & 0o077:
+                return "", f"is in a file that others may read; chmod 600 {file}"
+            return opened.read().rstrip("\r\n").replace("\0", ""), f"is missing: {file} is empty"
+    except OSError as error:
+        return "", f"cannot be read from {file}: {error.strerror}"
+
+
+class Mask:
+    """Replaces each of `values` in a stream of bytes by ***, however the stream is cut."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        # The longest come first, because one value may begin with another.
+        encoded = {value.encode("utf-8", "surrogateescape") for value in values}
+        self._values = sorted((v for v in encoded if len(v) >= _SHORTEST), key=len, reverse=True)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be shown now. An end that may be the beginning of a value is held until more comes."""
+        data = self._held + data
+        for value in self._values:
+            data = data.replace(value, b"***")
+        held = max(
+            (n for v in self._values for n in range(1, len(v)) if data.endswith(v[:n])), default=0
+        )
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def end(self) -> bytes:
+        """Return the rest."""
+        held, self._held = self._held, b""
+        return held
