@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddpgen import __version__
-from ddpgen.cli.verbosity import Commands, messages
+from ddpgen.cli.verbosity import Commands, hide
 from ddpgen.errors import SpecUnreadableError
 from ddpgen.errors import report as lines_of
 from ddpgen.site.options import Chosen
@@ -243,7 +243,7 @@ def checked(spec: str, target: str, chosen: Chosen) -> tuple[Mapping[str, Readin
 
     readings = job.load(spec, chosen)
     tiers = job.resolve(target, readings)
-    messages().secret_names = {each.name for tier in tiers for each in readings[tier].job.secrets}
+    hide(each.name for tier in tiers for each in readings[tier].job.secrets)
     for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
         _log.warning(line)
     return readings, tiers

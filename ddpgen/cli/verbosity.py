@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -65,18 +66,29 @@ def messages() -> Messages:
     return handler
 
 
+def hide(names: Iterable[str]) -> None:
+    """Let without_secrets() replace the values of these variables as well."""
+    for each in _handlers():
+        each.secret_names.update(names)
+
+
 def without_secrets(text: str) -> str:
     """Return `text` with $NAME for the value of each environment variable that is a secret."""
     from ddpgen.spec import secrets
 
-    handlers = logging.getLogger("ddpgen").handlers
-    named = {n for each in handlers if isinstance(each, Messages) for n in each.secret_names}
+    named = {name for each in _handlers() for name in each.secret_names}
     # The longest come first, because one value may begin with another.
     for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         hidden = name in named or secrets.is_secret(name, value)
         if hidden and len(value) >= secrets.SHORTEST:
             text = text.replace(shlex.quote(value), f"${name}").replace(value, f"${name}")
     return secrets.TOKEN_FORMS.sub("***", text)
+
+
+def _handlers() -> list[Messages]:
+    """Return the handler of this command; none in a process that has not called begin()."""
+    handlers = logging.getLogger("ddpgen").handlers
+    return [each for each in handlers if isinstance(each, Messages)]
 
 
 def _show_from(level: int) -> Any:

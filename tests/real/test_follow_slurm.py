@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
-from tests.real import batch, jobs
+from tests.real import batch, jobs, planted
 from tests.real.conftest import NewSlurm
 from tests.real.rig.slurm import Slurm
 
@@ -59,9 +60,10 @@ class Desk:
         self.here = place if login else cluster.rig.shared / "desk"
         self.there = cluster.rig.shared / ("my jobs" if login else "desk/build")
 
-    def sit_down(self, name: str, **tier: object) -> None:
+    def sit_down(self, name: str, secrets: Sequence[Any] = (), **tier: object) -> None:
         login = {"login": "ctl", "dir": AWAY} if self.login else {}
-        wanted = batch.spec(name, nodes=2, code=["paced.py"], tier={**login, **tier})
+        tier = {**login, **tier}
+        wanted = batch.spec(name, nodes=2, code=["paced.py"], tier=tier, secrets=[*secrets])
         wanted["train"]["args"] = {"pause": 0.1, "until": f"{self.cluster.shared}/hurry-{name}"}
         self.here.mkdir(exist_ok=True)
         (self.here / "job.yaml").write_text(yaml.safe_dump(wanted))
@@ -98,15 +100,29 @@ class Desk:
             time.sleep(1)
 
 
-def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: Slurm) -> None:
+def test_a_job_is_launched_stopped_launched_again_and_done(
+    desk: Desk, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "away" if desk.login else "near"
-    desk.sit_down(name)
+    # On the login node all programs are started by the rig, which would put the variable into an argument.
+    secrets = planted.field(f"{cluster.shared}/token") if desk.login else ()
+    token = cluster.rig.shared / "token"
+    desk.sit_down(name, secrets)
     kept = desk.there / "checkpoints" / name
-    launched = desk.types("launch", "--target", "slurm")
-    assert launched.code == 0, launched.err
-    first = launched.out.strip()
-    assert "sbatch: Job" in launched.err
-    told = desk.until("status", r"(?m)^  step: +[1-9]").out
+    if secrets:
+        missing = desk.types("launch", "--target", "slurm")
+        assert missing.code == 69
+        assert "the secret HF_TOKEN is not in your environment; export it" in missing.err
+        planted.plant(token, batch.access.UID)
+        for variable, value in planted.IN_ENVIRONMENT.items():
+            monkeypatch.setenv(variable, value)
+    with planted.in_no_argument():
+        launched = desk.types("launch", "--target", "slurm")
+        assert launched.code == 0, launched.err
+        first = launched.out.strip()
+        assert "sbatch: Job" in launched.err
+        told = desk.until("status", r"(?m)^  step: +[1-9]").out
+        assert planted.workers() == (2 if secrets else 0)
     assert re.search(rf"(?m)^{first} +RUNNING +node\[1-2\]", told), told
     assert "\n  running\n" in told
     stopped = desk.types("stop")
@@ -139,6 +155,8 @@ def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: 
     assert f"done at step {batch.STEPS}" in shown.out + shown.err
     assert f"logs/{name}-{second}.log" in shown.err
     assert (desk.there / "logs" / f"{name}-{second}.log").is_file()
+    if secrets:
+        assert planted.in_files(cluster.rig.shared, desk.here) == [token]
     nothing = desk.types("stop")
     assert nothing.out.startswith("nothing to stop: "), nothing
     assert not (kept / "stop").exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import wheels
-from tests.real import fleet, jobs
+from tests.real import fleet, jobs, planted
 from tests.real.conftest import NewRig
 from tests.real.rig import Host, Rig
 from train.run.bundle import unpack
@@ -82,15 +82,24 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
 
 
 def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
-    rig: Rig, tmp_path: Path
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = ["desk", "laptop"]
     paced = {"args": {"pause": 0.1, "until": f"{rig['desk'].home}/hurry"}}
-    bundles = fleet.both(tmp_path, fleet.spec(hosts, paced, name="ctrl-c"))
+    secrets = {"secrets": planted.field(tmp_path / "token")}
+    bundles = fleet.both(tmp_path, fleet.spec(hosts, paced, name="ctrl-c", **secrets))
     out = tmp_path / "out"
-    first = fleet.Launched(rig, bundles[0].parent / "job.yaml", out, "--log-every=1")
-    first.until(rf"\+ bash {out}/hosts/run\.sh --log-every=1")
-    first.until_step(5)
+    missing = fleet.ask(rig, bundles[0])
+    assert missing.returncode == 69
+    assert "ddpgen: the secret HF_TOKEN is not in your environment; " in missing.stderr
+    planted.plant(tmp_path / "token")
+    for name, value in planted.IN_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with planted.in_no_argument():
+        first = fleet.Launched(rig, bundles[0].parent / "job.yaml", out, "--log-every=1")
+        first.until(rf"\+ bash {out}/hosts/run\.sh --log-every=1")
+        first.until_step(5)
+        assert planted.workers() == 2
     told = fleet.ask(rig, out, "--status").stdout
     assert re.search(r"(desk  |laptop)  yes  +running +running: step \d+, \d s ago", told), told
     first.process.send_signal(signal.SIGINT)
@@ -115,6 +124,8 @@ def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start
         ("hosts", "stopped", who), ("hosts", "done", who),
     ]  # fmt: skip
     unpack(home, manifest["starts"][-1]["bundle"], tmp_path / "again")
+    homes = [rig[each].path("") for each in hosts]
+    assert planted.in_files(tmp_path, *homes) == [tmp_path / "token"]
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import jobs
+from tests.real import jobs, planted
 from train.run.bundle import unpack
 from train.run.provenance import read_manifest
 
@@ -37,17 +37,26 @@ def test_a_kill_and_a_stop_are_on_record_and_no_secret_is(tmp_path: Path) -> Non
         },
         procs_per_node=2,
         checkpoint={"every": "4 steps", "keep": 2},
+        secrets=planted.field(tmp_path / "token"),
     )
     bundle = jobs.render(tmp_path, spec)
     directory = tmp_path / "checkpoints/job"
+    planted.plant(tmp_path / "token")
     secrets = {name: f"/{SECRET}/{number}" for number, name in enumerate(NAMES)}
-    job = jobs.Job(bundle, env=secrets)
-    job.until_committed(directory)
-    os.kill(job.workers()[0], signal.SIGKILL)
-    job.until(r"resuming at step (\d+)")
-    job.until_step(1)
-    job.process.send_signal(signal.SIGINT)
-    assert job.end() == 75, job.output
+    secrets |= planted.IN_ENVIRONMENT
+    without = jobs.run(bundle, env={**secrets, "HF_TOKEN": ""})
+    assert without.process.returncode == 69
+    assert "the secret HF_TOKEN is not set; export HF_TOKEN" in without.output
+    assert not directory.exists()
+    with planted.in_no_argument():
+        job = jobs.Job(bundle, env=secrets)
+        job.until_committed(directory)
+        os.kill(job.workers()[0], signal.SIGKILL)
+        job.until(r"resuming at step (\d+)")
+        job.until_step(1)
+        assert planted.workers() == 2
+        job.process.send_signal(signal.SIGINT)
+        assert job.end() == 75, job.output
     (tmp_path / "hurry").touch()
     done = jobs.run(bundle, env=secrets)
     assert done.process.returncode == 0, done.output
@@ -66,3 +75,4 @@ def test_a_kill_and_a_stop_are_on_record_and_no_secret_is(tmp_path: Path) -> Non
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"manifest.json", "checkpoint.json", "preflight.json"} <= {path.name for path in written}
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+    assert planted.in_files(tmp_path) == [tmp_path / "token"]
