@@ -166,8 +166,8 @@ class Override(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         return value
 
 
-def spec_argument(command: Any) -> Any:
-    """Add the argument SPEC, and the options that change it: `command` gets them as `chosen`."""
+def layer_options(command: Any) -> Any:
+    """Add the options that change a spec: `command` gets them as `chosen`."""
 
     @functools.wraps(command)
     def called(profile: str | None, overrides: tuple[str, ...], **arguments: Any) -> Any:
@@ -182,10 +182,15 @@ def spec_argument(command: Any) -> Any:
             "--set", "overrides", type=Override(), multiple=True, metavar="FIELD=VALUE",
             help="Set a field of the spec, like train.lr=1e-4. May be repeated.",
         ),
-        click.argument("spec", metavar="SPEC", type=click.Path()),  # a path, so that a shell completes it
     ):  # fmt: skip
         called = parameter(called)
     return called
+
+
+def spec_argument(command: Any) -> Any:
+    """Add the argument SPEC, and the options that change it: `command` gets them as `chosen`."""
+    # A path, so that a shell completes it.
+    return layer_options(click.argument("spec", metavar="SPEC", type=click.Path())(command))
 
 
 # A path, so that a shell completes it.

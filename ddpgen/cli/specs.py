@@ -16,6 +16,7 @@ from ddpgen.cli.shared import (
     PathOption,
     checked,
     cli,
+    layer_options,
     named,
     refusals,
     spec_argument,
@@ -133,17 +134,45 @@ def adopt(script: Path, output: Path | None) -> None:
 
 
 @cli.command()
-@spec_argument
+@click.argument("specs", metavar="SPEC...", nargs=-1, required=True, type=click.Path())
+@layer_options
 @tier_option("Only for this tier.", several=True, default="all")
-def validate(spec: str, chosen: Chosen, target: str) -> None:
-    """Report every error of a spec.
+@click.option("--strict", is_flag=True, help="Count warnings as errors.")
+@JSON
+@click.option(
+    "--format", "form", type=click.Choice(["text", "github"]), default="text", show_default=True,
+    help="github: as annotations of a pull request.",
+)  # fmt: skip
+@click.pass_context
+def validate(
+    ctx: click.Context, specs: tuple[str, ...], chosen: Chosen, target: str, strict: bool, as_json: bool, form: str
+) -> None:  # fmt: skip
+    """Report every error of one or more specs. The spec - is the standard input.
+
+    The exit code is that of the first spec with an error, and 0 if there is none.
 
     \b
     Example:
       ddpgen validate examples/gpt.yaml
+      ddpgen validate --strict --format github jobs/*.yaml
     """
-    _, tiers = checked(spec, target, chosen)
-    click.echo(f"{spec}: valid for {', '.join(tiers)}")
+    from ddpgen import validation
+
+    if as_json and form != "text":
+        raise click.UsageError("--json and --format exclude each other; leave one of them out.")
+    results = [validation.validate(spec, target, chosen, strict) for spec in specs]
+    if as_json:
+        click.echo(validation.as_json(results))
+    for result in () if as_json else results:
+        for line in validation.github_annotations(result) if form == "github" else ():
+            click.echo(line)
+        for line in validation.warnings(result) if form == "text" else ():
+            _log.warning(line)
+        if result.error is None:
+            click.echo(f"{result.spec}: valid for {', '.join(result.tiers)}")
+        elif form == "text":
+            click.echo(f"{result.error}", err=True)
+    ctx.exit(next((result.error.exit_code for result in results if result.error), 0))
 
 
 @cli.command()

@@ -188,6 +188,6 @@ class _Reading:
 
 
 def _content(file: str) -> bytes:
-    """Return the file, or as much of it as shows that it is no spec. Raise OSError."""
-    with open(file, "rb") as stream:
+    """Return the file, or as much of it as shows that it is no spec. `-`: the standard input. Raise OSError."""
+    with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
         return stream.read(yamltree.MAX_BYTES + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -20,6 +21,8 @@ import yaml
 from ddpgen import __version__, errors, job, programs
 from ddpgen.cli import cli
 from ddpgen.cli.shared import GROUPS
+from ddpgen.errors import Finding, Position, SpecInvalidError
+from ddpgen.validation import Validation, github_annotations
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 
 Spec = Callable[..., Path]
@@ -130,6 +133,67 @@ def test_version(run: Run) -> None:
 
 def test_validate_says_for_what(run: Run, spec: Spec) -> None:
     assert run("validate", spec()).out.endswith("job.yaml: valid for local\n")
+
+
+def test_validate_takes_several_specs_and_the_first_error_decides(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    spec()
+    (tmp_path / "bad.yaml").write_text(GPT + "nodes: yes\n")
+    outcome = run("validate", "job.yaml", "bad.yaml", "none.yaml")
+    assert (outcome.code, outcome.out) == (65, "job.yaml: valid for local\n")
+    assert [line.partition(":")[0] for line in outcome.err.splitlines()] == [
+        "bad.yaml",
+        "none.yaml",
+    ]
+    assert run("validate", "none.yaml", "bad.yaml").code == 66
+
+
+def test_validate_strict_counts_warnings_as_errors(run: Run, spec: Spec) -> None:
+    spec(GPT + "env: {HF_TOKEN: hf_0123456789}\n")
+    warned = run("validate", "job.yaml")
+    assert (warned.code, "warning: env.HF_TOKEN: " in warned.err) == (0, True)
+    strict = run("validate", "--strict", "job.yaml")
+    assert (strict.code, strict.out) == (65, "")
+    assert ": env.HF_TOKEN: " in strict.err and "warning" not in strict.err
+
+
+def test_validate_reads_the_standard_input(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddpgen", "validate", "-"]
+    given = GPT + "nodes: yes\n"
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.startswith("-:8:8: nodes: ")) == (65, True)
+
+
+def test_validate_prints_json_and_annotations(run: Run, spec: Spec) -> None:
+    spec(GPT + "nodes: yes\n")
+    told = run("validate", "--json", "job.yaml", "none.yaml")
+    first, second = json.loads(told.out)
+    finding = first.pop("findings")[0]
+    assert first == {"spec": "job.yaml", "valid": False, "tiers": [], "error": ""}
+    assert (finding["file"], finding["line"], finding["column"]) == ("job.yaml", 8, 8)
+    assert (finding["severity"], finding["field"]) == ("error", "nodes")
+    assert (second["findings"], "none.yaml" in second["error"]) == ([], True)
+    assert (told.code, told.err) == (65, "")
+    lines = run("validate", "--format", "github", "job.yaml", "none.yaml").out.splitlines()
+    assert lines[0].startswith("::error file=job.yaml,line=8,col=8,title=nodes::")
+    assert lines[1].startswith("::error file=none.yaml::none.yaml: ")
+    assert run("validate", "--json", "--format", "github", "job.yaml").code == 2
+
+
+def test_an_annotation_escapes_what_github_would_read() -> None:
+    finding = Finding(Position(1, 2), "a,b:c", "50% of\nit", "no: yes")
+    result = Validation("job.yaml", (), (finding,), SpecInvalidError("job.yaml", [finding]))
+    line = "::error file=job.yaml,line=1,col=2,title=a%2Cb%3Ac::50%25 of%0Ait; no: yes"
+    assert list(github_annotations(result)) == [line]
+
+
+def test_the_hook_for_pre_commit_names_the_command() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert hook["entry"].split()[1] in cli.commands
 
 
 def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
