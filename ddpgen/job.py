@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+BUILD = "build"  # the directory of the bundles
+
 
 class Render(NamedTuple):
     """The options of a render. `output`: the bundle's directory. `limit_mib`: the most that `code` may have."""
@@ -129,7 +131,7 @@ def artefacts(
 
 def output_directory(readings: Mapping[str, Reading], options: Render) -> Path:
     """Return the directory for the bundle: -o, or build/<name> below the working directory."""
-    return options.output or Path("build", next(iter(readings.values())).job.name)
+    return options.output or Path(BUILD, next(iter(readings.values())).job.name)
 
 
 def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> Path:

@@ -20,13 +20,14 @@ from ddpgen.cli.shared import (
     tier_option,
     visible,
 )
+from ddpgen.errors import SpecUnreadableError
 
 if TYPE_CHECKING:
     from ddpgen.monitor.record import Following
 
 
 @cli.command()
-@JOB
+@click.argument("job", metavar="[JOB]", required=False, type=click.Path())
 @follow_options
 @JSON
 @click.option(
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     help="How often --watch looks.  [default: 1 on local, 5 on hosts, 10 on slurm, 30 on sky]",
 )  # fmt: skip
 def status(
-    job: str,
+    job: str | None,
     target: str | None,
     output: Path | None,
     as_json: bool,
@@ -47,6 +48,7 @@ def status(
     """Show step, loss, speed, time left and newest checkpoint. Also show restarts, and where the weights are.
 
     JOB is a spec, a bundle or a checkpoint directory. Without --target the run that lives is found, else the newest.
+    Without JOB, a table shows all jobs that were launched from here, those of the bundles in build/.
     --watch draws a screen on a terminal (pip install 'ddpgen[watch]'), and prints a line for each change elsewhere.
 
     \b
@@ -62,6 +64,13 @@ def status(
         )
     if interval and not watch:
         raise click.UsageError("--interval goes with --watch; add that, or leave it out.")
+    if job is None:
+        if target or output or watch:
+            raise click.UsageError(
+                "--target, -o and --watch go with a job; name it, or leave them out."
+            )
+        _all_launches(as_json)
+        return
     meant = find_run(job, target, output)
     if watch:
         _watch(meant, interval)
@@ -74,6 +83,24 @@ def status(
         click.echo(json.dumps({"tier": tier, **reports.as_json(parts)}, indent=1))
         return
     for line in reports.as_text(parts):
+        click.echo(line)
+
+
+def _all_launches(as_json: bool) -> None:
+    from ddpgen import job
+    from ddpgen.tiers import launches
+
+    found = list(launches.rows(Path(job.BUILD), job.bundle_jobs))
+    if as_json:
+        import json
+
+        click.echo(json.dumps([launches.as_facts(row) for row in found], indent=1))
+        return
+    if not found:
+        raise SpecUnreadableError(
+            f"no job was launched from here, as {job.BUILD}/ has no record of one; name a spec, a bundle or a checkpoint directory"
+        )
+    for line in launches.as_text(found):
         click.echo(line)
 
 

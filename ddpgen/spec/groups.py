@@ -278,7 +278,9 @@ class Group(Kind):
         }
 
     def load(self, stored: Mapping[str, Any]) -> Any:
-        values = {name: stored[name] for name in self.field_kinds}
+        # An older version may have stored the job: a field that it did not have has its default.
+        known = (n for n in self.field_kinds if n in stored or n in self.needed)
+        values = {name: stored[name] for name in known}
         return self.model(
             **{
                 n: each if each is None else self.field_kinds[n].load(each)

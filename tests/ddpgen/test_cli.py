@@ -155,7 +155,8 @@ def test_validate_strict_counts_warnings_as_errors(run: Run, spec: Spec) -> None
     assert (warned.code, "warning: env.HF_TOKEN: " in warned.err) == (0, True)
     strict = run("validate", "--strict", "job.yaml")
     assert (strict.code, strict.out) == (65, "")
-    assert ": env.HF_TOKEN: " in strict.err and "warning" not in strict.err
+    assert ": env.HF_TOKEN: " in strict.err
+    assert "warning" not in strict.err
 
 
 def test_validate_reads_the_standard_input(tmp_path: Path) -> None:

@@ -257,6 +257,46 @@ def test_two_tiers_that_run_are_named_with_the_flag(
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:\n  running\n")
 
 
+def test_without_a_job_all_that_were_launched_from_here_are_listed(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+) -> None:
+    nothing = run("status")
+    assert (nothing.code, nothing.out) == (66, "")
+    spec()
+    assert run("render", "job.yaml", "--target=local").code == 0
+    assert run("render", "job.yaml", "--target=local", "-o", "build/other").code == 0
+    record.write_launch(Path("build/other"), record.Launch("local"))
+    record.write_launch(Path("build/gpt"), record.Launch("local"))
+    said("running a 0")
+    holds(process.pid)
+    Path("build/other/bundle.json").unlink()
+    head, newest, gone = run("status").out.splitlines()
+    assert head.split() == ["job", "tier", "state", "launched"]
+    assert newest.split()[:3] == ["build/gpt", "local", "running"]
+    assert gone.startswith("build/other  local  build/other")
+    first, second = json.loads(run("status", "--json").out)
+    assert (first["bundle"], first["state"], first["runs"][0]["state"]) == (
+        "build/gpt",
+        "running",
+        "running",
+    )
+    assert "runs" not in second
+    assert run("status", "--watch").code == 2
+
+
+def test_a_bundle_of_a_version_with_fewer_fields_is_followed(run: Run, spec: Spec) -> None:
+    spec()
+    assert run("render", "job.yaml", "--target=local").code == 0
+    said("done a 30")
+    bundle = json.loads(Path("build/gpt/bundle.json").read_text())
+    del bundle["spec"]["local"]["secrets"]
+    Path("build/gpt/bundle.json").write_text(json.dumps(bundle))
+    assert "done" in run("status", "build/gpt").out
+    del bundle["spec"]["local"]["train"]  # no version had none
+    Path("build/gpt/bundle.json").write_text(json.dumps(bundle))
+    assert run("status", "build/gpt").code == 66
+
+
 def test_a_directory_that_is_none_of_a_job_is_refused(run: Run, spec: Spec) -> None:
     Path("mine").mkdir()
     refused = run("stop", "mine")

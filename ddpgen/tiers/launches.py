@@ -1,0 +1,73 @@
+"""All jobs that were launched from one directory, with the state of each: `ddpgen status` without a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpgen.driver.wording import ago, table
+from ddpgen.errors import DdpgenError
+from ddpgen.monitor import record
+from ddpgen.monitor.record import Following
+from ddpgen.monitor.report import as_json, without_empty_columns
+from ddpgen.spec.job import JobSpec
+from ddpgen.tiers import commands
+
+_HEADINGS = ("job", "tier", "id", "state", "step", "loss", "launched")
+SUFFIX = ".launched.json"
+
+
+class Row(NamedTuple):
+    """One launch. `job`: the scheduler's id. `facts`: as report.as_json() has them; {} if nobody answers."""
+
+    bundle: str
+    tier: str
+    job: str
+    state: str
+    launched: float
+    facts: Mapping[str, Any]
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """The facts of the first directory."""
+        return next(iter(self.facts.get("runs", [])), {})
+
+    def cells(self, now: float) -> tuple[str, ...]:
+        step = f"{self.run['step']}/{self.run.get('steps', '?')}" if "step" in self.run else ""
+        loss = f"{self.run['loss']:.4f}" if "loss" in self.run else ""
+        launched = ago(max(0.0, now - self.launched))
+        return self.bundle, self.tier, self.job, self.state, step, loss, launched
+
+
+def rows(parent: Path, read_jobs: Callable[[Path], Mapping[str, JobSpec]]) -> Iterator[Row]:
+    """Yield the launches from bundles in `parent`, the newest first. `read_jobs` returns a bundle's jobs by tier."""
+    bundles = (parent / file.name.removesuffix(SUFFIX) for file in parent.glob(f"*{SUFFIX}"))
+    launches = [
+        (bundle, launch) for bundle in bundles for launch in record.read_launches(bundle).values()
+    ]
+    for bundle, launch in sorted(launches, key=lambda pair: -pair[1].time):
+        facts: Mapping[str, Any] = {}
+        try:
+            job = read_jobs(bundle)[launch.tier]
+            status = commands.status(Following(job, launch.tier, bundle, launch), captured=True)
+            facts = as_json(status.parts)
+            state = status.jobs or next((part.headline() for part in status.reports), "unknown")
+        except KeyError:
+            state = "the bundle was rendered again without this tier"
+        except DdpgenError as error:
+            state = str(error).splitlines()[0]
+        yield Row(str(bundle), launch.tier, launch.job, state, launch.time, facts)
+
+
+def as_facts(row: Row) -> dict[str, Any]:
+    """Return a row for programs: the launch, and the keys of `ddpgen status JOB --json`."""
+    launch = {"bundle": row.bundle, "tier": row.tier, "job": row.job, "launched": row.launched}
+    return {**launch, "state": row.state, **row.facts}
+
+
+def as_text(found: list[Row]) -> list[str]:
+    """Return a table for people, as lines."""
+    now = time.time()
+    return table(without_empty_columns([_HEADINGS, *(row.cells(now) for row in found)]))
