@@ -71,27 +71,21 @@ def run() -> int:
     except SystemExit as ended:  # how click ends a completion
         code = ended.code
     except click.exceptions.Abort:
-        _tell("aborted")
+        verbosity.tell("aborted")
         code = 130
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
         code = error.exit_code
     except DdpgenError as error:
-        _tell(f"{error}")
+        verbosity.tell(f"{error}")
         code = error.exit_code
     except OSError as error:
-        _tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
+        verbosity.tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
         code = FileTroubleError.exit_code
     except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
         code = _explain_bug(error, messages.log())
     return code if isinstance(code, int) else 0
-
-
-def _tell(text: str) -> None:
-    """Print to stderr, if that can be written to."""
-    with contextlib.suppress(OSError):
-        click.echo(text, err=True)
 
 
 def _explain_bug(error: Exception, messages: str) -> int:
@@ -120,5 +114,5 @@ def _explain_bug(error: Exception, messages: str) -> int:
     except OSError:
         attach = f"please report it with the spec and these lines:\n{text}"
     what = verbosity.without_secrets(f"{type(error).__name__}: {error}")
-    _tell(f"this is a bug in ddpgen {__version__}, not in your spec: {what}\n{attach}")
+    verbosity.tell(f"this is a bug in ddpgen {__version__}, not in your spec: {what}\n{attach}")
     return BugError.exit_code

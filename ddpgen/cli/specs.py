@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddpgen.cli import verbosity
 from ddpgen.cli.shared import (
     FILE,
     JSON,
@@ -156,7 +157,7 @@ def validate(
       ddpgen validate examples/gpt.yaml
       ddpgen validate --strict --format github jobs/*.yaml
     """
-    from ddpgen import validation
+    from ddpgen.cli import validation
 
     if as_json and form != "text":
         raise click.UsageError("--json and --format exclude each other; leave one of them out.")
@@ -171,7 +172,7 @@ def validate(
         if result.error is None:
             click.echo(f"{result.spec}: valid for {', '.join(result.tiers)}")
         elif form == "text":
-            click.echo(f"{result.error}", err=True)
+            verbosity.tell(f"{result.error}")
     ctx.exit(next((result.error.exit_code for result in results if result.error), 0))
 
 

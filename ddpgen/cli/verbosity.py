@@ -72,6 +72,12 @@ def hide(names: Iterable[str]) -> None:
         each.secret_names.update(names)
 
 
+def tell(text: str) -> None:
+    """Print to stderr, if that can be written to."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
 def without_secrets(text: str) -> str:
     """Return `text` with $NAME for the value of each environment variable that is a secret."""
     from ddpgen.spec import secrets

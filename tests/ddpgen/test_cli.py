@@ -21,8 +21,8 @@ import yaml
 from ddpgen import __version__, errors, job, programs
 from ddpgen.cli import cli
 from ddpgen.cli.shared import GROUPS
+from ddpgen.cli.validation import Validation, github_annotations
 from ddpgen.errors import Finding, Position, SpecInvalidError
-from ddpgen.validation import Validation, github_annotations
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 
 Spec = Callable[..., Path]
