@@ -39,8 +39,10 @@ EXEC_S = 1.0
 # Bundles are small files by the hundred thousand: on some disks they cost more than all the rest.
 MEMORY, ROOM = Path("/dev/shm"), 4 << 30
 
-# Else each of some thousand processes compiles the training module anew, which no user's does.
+# Otherwise each of some thousand processes compiles the training module again, which no user's does, and each
+# process of pytest-xdist the tests themselves.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
     os.environ["TMPDIR"] = str(MEMORY)

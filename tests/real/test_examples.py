@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from tests.real import jobs
 from tests.train.workloads.http_files import serving
@@ -72,6 +71,8 @@ def test_a_model_of_ones_own_is_trained_to_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_mnist_fetches_its_data_and_learns_digits(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = (digits.images * 15).astype("uint8")
     with serving(image_set(images, digits.target, held_out=197)) as site:

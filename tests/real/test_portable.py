@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from tests.ports import free_port
 from tests.real import jobs
@@ -38,6 +37,8 @@ def trained(place: Path, *flags: str, **env: str) -> dict[str, torch.Tensor]:
 
 def mnist(place: Path) -> tuple[str, ...]:
     """The flags of a small run; its images lie in `place`."""
+    from sklearn.datasets import load_digits
+
     place.mkdir()
     digits = load_digits()
     files = image_set((digits.images * 15).astype("uint8"), digits.target, held_out=197)
