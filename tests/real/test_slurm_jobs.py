@@ -73,6 +73,7 @@ def test_a_second_job_for_the_same_directory_is_refused_and_the_first_stays_away
     # In places that a shell would take apart.
     name = 'it\'s $(touch pwned) "two" & more'
     wanted = batch.spec("twice", 0.2, starts=2)
+    wanted["rendezvous"]["launcher"] = "env"
     wanted["checkpoint"]["dir"] = "che'ck $HOME\tpoints;"
     first = Batch(cluster, wanted, place=name)
     first.until_step(batch.EVERY + 1)
@@ -213,12 +214,13 @@ def test_a_check_shows_each_fault_once_and_passes_beside_the_running_job(cluster
 
 
 def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) -> None:
-    # By requeue, by cancel, by cancel after a grace time.
-    lower = {"low": "node1", "lowc": "node2", "lowg": "node3"}
-    taken = [
-        Batch(cluster, batch.spec(f"in-{name}", 0.15), "-p", name, "-w", node, "--exclusive")
-        for name, node in lower.items()
-    ]
+    # By requeue, by cancel, by cancel after a grace time. Slurm's signals come by way of torchrun once.
+    lower = {"low": ("node1", "env"), "lowc": ("node2", "torchrun"), "lowg": ("node3", "env")}
+    taken = []
+    for name, (node, launcher) in lower.items():
+        wanted = batch.spec(f"in-{name}", 0.15)
+        wanted["rendezvous"]["launcher"] = launcher
+        taken.append(Batch(cluster, wanted, "-p", name, "-w", node, "--exclusive"))
     for job in taken:
         job.until_step(3)
     wanted = ("-p", "high", "-w", "node[1-3]", "--nodes=3", "--exclusive")
