@@ -58,7 +58,7 @@ def test_two_machines_on_a_vpn_whose_names_lead_elsewhere(tmp_path: Path) -> Non
         machine("desktop", "100.64.0.1", "laptop"),
         machine("laptop", "100.64.0.2", "desktop"),
     ]
-    bundles = fleet.example("two_desktops", tmp_path, procs=1)
+    bundles = fleet.example("two_desktops", tmp_path, procs=1, steps=40)
     with Rig(hosts, control=["vpn"]) as rig:
         # The only way is the VPN: what goes by the other network does not arrive.
         for each in rig:
