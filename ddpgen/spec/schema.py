@@ -1,6 +1,6 @@
 """Turn the declared fields into JSON Schema (draft 2020-12), for editors.
 
-The declarations give the allowed values, and the tables of docs/spec.md give the descriptions. The schema spells out
+The declarations give the allowed values, and the entries of docs/spec.md give the descriptions. The schema spells out
 each field of the job once, and the overlays refer to it.
 """
 
@@ -18,17 +18,18 @@ from ddpgen.spec.job import JobSpec, Layers
 from ddpgen.spec.merge import Models
 
 REFERENCE = "spec.md"  # below docs/
+# A field's entry there: its name with values and default, and the description below.
+_ENTRY = re.compile(r"^- \*\*`([^`]+)`\*\* .*\n\n((?: {4}.+\n)+)", re.MULTILINE)
 
 
 def descriptions(reference: str) -> dict[str, str]:
     """Return the descriptions in docs/spec.md by path: train.lr, targets.slurm.time, targets.hosts.hosts[].nic."""
-    texts, tier = {}, ""
-    for line in reference.splitlines():
-        if line.startswith("## "):
-            heading = re.match(r"## `(targets\.\w+)", line)
-            tier = f"{heading[1]}." if heading else ""
-        elif row := re.fullmatch(r"\| `([^`]+)` \|.* \| (.+) \|", line):
-            texts[tier + row[1]] = row[2]
+    texts = {}
+    for section in re.split(r"^## ", reference, flags=re.MULTILINE):
+        heading = re.match(r"`(targets\.\w+)", section)
+        tier = f"{heading[1]}." if heading else ""
+        for path, text in _ENTRY.findall(section):
+            texts[tier + path] = " ".join(text.split())
     return texts
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +43,36 @@ def test_the_checked_in_schema_is_current(run: Run, update_golden: bool) -> None
 
 
 def test_the_reference_is_current(update_golden: bool) -> None:
-    keep(ROOT / "docs" / "spec.md", with_tables(REFERENCE), update_golden)
+    keep(ROOT / "docs" / "spec.md", with_entries(REFERENCE), update_golden)
 
 
-def with_tables(page: str) -> str:
-    """The page with the table below each heading made anew from the fields that the heading names."""
-    made = dict(tables())
+def with_entries(page: str) -> str:
+    """Return the page with the entries below each heading written again, from the fields that the heading names."""
+    lists = dict(entries_by_heading())
     parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
     for i in range(1, len(parts), 2):
-        if table := made.pop(parts[i], ""):
-            parts[i + 1] = re.sub(r"(\|[^\n]*\n)+", lambda _, new=table: new, parts[i + 1], count=1)
+        if entries := lists.pop(parts[i], ""):
+            parts[i + 1] = ENTRIES.sub(lambda _, new=entries: new, parts[i + 1], count=1)
         parts[i] = f"## {parts[i]}\n"
-    assert not made, "write a section for each of these into docs/spec.md"
-    return "".join(parts)
+    assert not lists, "write a section with `- **` for each of these into docs/spec.md"
+    return "".join(parts).rstrip() + "\n"
 
 
-def tables() -> Iterator[tuple[str, str]]:
-    """Heading, table: of the job, its groups, and what each tier has beside them."""
+# All entries of a section. One of a new section may still be empty.
+ENTRIES = re.compile(r"(- \*\*[^\n]*\n\n( {4}[^\n]+\n)*\n?)+")
+
+
+def entries_by_heading() -> Iterator[tuple[str, str]]:
+    """Yield heading and entries: of the job, of its groups, and of the fields that each tier adds."""
     job = fields(JobSpec)
-    yield "Shared parts", table(fields(Layers), "", "")
-    yield "The job", table(job, "", "")
+    yield "Shared parts", entries_of(fields(Layers), "", "")
+    yield "The job", entries_of(job, "", "")
     yield from of_groups(job, "", "")
     for tier, model in MODELS.items():
         own = [field for field in fields(model) if field not in job]
         if not own:
             continue
-        yield f"`targets.{tier}`", table(own, f"targets.{tier}.", "")
+        yield f"`targets.{tier}`", entries_of(own, f"targets.{tier}.", "")
         yield from of_groups(own, f"targets.{tier}.", "")
 
 
@@ -78,28 +83,32 @@ def of_groups(declared: Iterable[Field[Any]], place: str, prefix: str) -> Iterat
             kind, name = kind.group, f"{name}[]"
         if isinstance(kind, Group) and not (place and kind.model is Python):
             inner = fields(kind.model)  # type: ignore[arg-type]
-            yield f"`{place}{name}`", table(inner, place, f"{name}.")
+            yield f"`{place}{name}`", entries_of(inner, place, f"{name}.")
             yield from of_groups(inner, place, f"{name}.")
 
 
-def table(declared: Iterable[Field[Any]], place: str, prefix: str) -> str:
-    """Of every field what its declaration says, and the description that the page has of it."""
-    lines = ["| field | value | default | what it decides, and what a wrong one costs |"]
-    lines.append("|---|---|---|---|")
+def entries_of(declared: Iterable[Field[Any]], place: str, prefix: str) -> str:
+    """Return a list: of each field the values and the default as declared, and the page's description.
+
+    A list and no table, because a table of four columns cannot be read on a phone.
+    """
+    entries = []
     for field in declared:
         kind, default, path = field.metadata["kind"], default_of(field), prefix + field.name
+        head = [f"- **`{path}`**", kind.allowed.replace("*", "\\*")]
         if field.default is REQUIRED:
-            shown = "**required**"
-        elif field.default_factory is not MISSING:
-            shown = "see below" if isinstance(kind, Group) else "empty"
+            head.append("**required**")
         elif isinstance(default, list):
-            shown = f"`[{', '.join(default)}]`"
-        else:
+            head.append(f"default `[{', '.join(default)}]`")
+        elif default is not None:
             written = str(default).lower() if isinstance(default, bool) else default
-            shown = "none" if default is None else f"`{written}`"
-        cells = (f"`{path}`", kind.allowed.replace("|", "\\|"), shown, SAID.get(place + path, "?"))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            head.append(f"default `{written}`")
+        text = textwrap.fill(
+            SAID.get(place + path, "?"), 120, initial_indent="    ", subsequent_indent="    ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        entries.append(f"{' · '.join(head)}\n\n{text}\n")
+    return "\n".join(entries) + "\n"
 
 
 def test_the_schema_is_a_sound_one() -> None:
@@ -108,7 +117,7 @@ def test_the_schema_is_a_sound_one() -> None:
 
 def test_the_page_describes_every_field_in_a_sentence() -> None:
     bare = {path for path, text in described(SCHEMA) if not re.fullmatch(r".{10,}\.", text)}
-    assert not bare, "write a sentence into the last cell of their rows in docs/spec.md"
+    assert not bare, "write a sentence into their entries in docs/spec.md"
 
 
 def described(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, str]]:

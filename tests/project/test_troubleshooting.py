@@ -67,4 +67,4 @@ def test_codes_and_fields_of_the_spec_that_the_guide_mentions_exist() -> None:
     spec = (ROOT / "docs" / "spec.md").read_text("utf-8")
     named = set(re.findall(r"`((?:train|checkpoint|rendezvous|python|hosts\[\])\.\w+)\b", GUIDE))
     assert len(named) > 8
-    assert {name for name in named if f"| `{name}` |" not in spec} == set()
+    assert {name for name in named if f"- **`{name}`**" not in spec} == set()
