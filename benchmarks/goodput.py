@@ -3,7 +3,7 @@
 A scale model, in seconds instead of hours. Each interval gets the same losses, drawn beforehand with
 the mean M: at each one the process is killed and the machine's checkpoint directory deleted, and the next
 start goes on from the store. Goodput is the steps done at the end, times what a step takes when nothing
-disturbs it, over the time that went by. Beside it stands what the arithmetic of docs/sky.md says for the
+disturbs it, over the time that went by. Beside it stands what the arithmetic of docs/numbers.md says for the
 C and R that were measured: from uploads that stop everything to uploads that cost nothing.
 
 Exits with 0 when everything ran, whatever the figures.

@@ -138,7 +138,7 @@ def test_dalys_interval_and_youngs_are_close_to_the_best_by_his_whole_model(
 
 
 def test_goodput_is_that_of_the_guide() -> None:
-    """The table of docs/sky.md."""
+    """The table of docs/numbers.md."""
     gone = Interruptions(7200.0, 40.0, 360.0)
     least, most = gone.goodput(gone.young_s)
     assert (round(least, 2), round(most, 2)) == (0.85, 0.89)
