@@ -86,7 +86,9 @@ golden: venv ## write the golden files anew from what is rendered now; read thei
 
 docs: pictures site ## the pictures of the docs by real runs, and the site; a few minutes
 
-pictures: venv ## make docs/report-example.html anew, by a run that is killed twice and preempted once
+pictures: venv ## docs/diagram.svg, and by real runs docs/recording.svg and docs/report-example.html
+	python tools/diagram.py
+	python tools/recording.py
 	python tools/report_example.py
 
 site: ## build the documentation site, strictly: build/site/index.html

@@ -1,4 +1,4 @@
-"""`make docs`: docs/report-example.html, the report of a run of examples/gpt.yaml that was killed twice and
+"""`make pictures`: docs/report-example.html, the report of a run of examples/gpt.yaml that was killed twice and
 preempted once. Takes a minute or two on a machine with nothing else to do; needs Linux.
 """
 

@@ -99,6 +99,26 @@ def test_the_example_report_needs_nothing_else_and_names_no_path() -> None:
     assert len(text) < 1_500_000
 
 
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").glob("*.svg")), ids=lambda p: p.name)
+def test_a_picture_needs_nothing_else_and_names_no_path(picture: Path) -> None:
+    text = picture.read_text()
+    assert re.findall(r"""<script|(?:src|href)=["'](?!#)|@import|url\(["']?(?!#)""", text) == []
+    assert re.findall(r"""(?<![\w.<:/])(?:~|/tmp|/home|/root)/""", text) == []
+
+
+def test_the_recording_ends_with_the_same_weights() -> None:
+    text = (ROOT / "docs/recording.svg").read_text().replace("&#160;", " ")
+    assert re.search(r"kill -9 \d+.*restart 1 of 3.*sha256sum", text, flags=re.DOTALL)
+    sums = re.findall(r">([0-9a-f]{12}) +build/checkpoints/(\w+)/", text)
+    assert [name for _, name in sums] == ["calm", "gpt"]
+    assert sums[0][0] == sums[1][0]
+
+
+def test_the_diagram_is_current_and_shows_the_files_of_real_bundles() -> None:
+    checker = [sys.executable, str(ROOT / "tools/diagram.py"), "--check"]
+    assert subprocess.run(checker, timeout=60).returncode == 0, "python tools/diagram.py draws it"
+
+
 def test_readme_shows_the_real_spec_and_the_real_script() -> None:
     checker = [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"]
     done = subprocess.run(checker, timeout=60)
