@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddpgen.site.options import Chosen
 
 _log = logging.getLogger(__name__)
+_MISSPELT = 0.8  # the least likeness to an option of launch; --steps and --set have 0.67
 
 
 @cli.command()
@@ -63,7 +64,9 @@ class _Launch(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if len(error.possibilities or ()) == 1:  # it is misspelt
+            from difflib import get_close_matches
+
+            if get_close_matches(error.option_name, error.possibilities or (), 1, _MISSPELT):
                 raise
             message = (
                 f"{error.message} An option of the training stands behind --, like -- --steps=50."

@@ -482,3 +482,12 @@ def test_the_documented_exit_codes_are_the_ones_of_the_errors() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     family = errors.DdpgenError.__subclasses__()
     assert documented == {error.exit_code for error in family} | {0, 1, 2, 75, 130}
+
+
+@pytest.mark.parametrize("option", ["--steps=50", "--seed=1", "--set-lr=1", "--lr=1e-3"])
+def test_an_option_of_the_training_is_not_taken_for_one_of_launch(
+    option: str, run: Run, spec: Spec
+) -> None:
+    outcome = run("launch", spec(), "--target", "local", option)
+    assert outcome.code == 2
+    assert "behind --" in outcome.err
