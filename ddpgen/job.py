@@ -21,7 +21,7 @@ from ddpgen.errors import (
     TargetUnavailableError,
 )
 from ddpgen.site import layers
-from ddpgen.site.options import AS_WRITTEN, Chosen
+from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading, read_tree

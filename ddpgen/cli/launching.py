@@ -20,7 +20,7 @@ from ddpgen.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from ddpgen.site.options import Chosen
+    from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
 _MISSPELT = 0.8  # the least likeness to an option of launch; --steps and --set have 0.67
@@ -96,7 +96,7 @@ def launch(
     from ddpgen.monitor import record
     from ddpgen.programs import become
     from ddpgen.shell import as_argument
-    from ddpgen.site.options import AS_WRITTEN
+    from ddpgen.site.layers import AS_WRITTEN
     from ddpgen.tiers.registry import TIERS
 
     readings, directory, _ = write_bundle(spec, target, chosen, job.Render(**options))

@@ -29,7 +29,7 @@ from ddpgen.errors import FileTroubleError
 
 if TYPE_CHECKING:
     from ddpgen.measure.cost import Link
-    from ddpgen.site.options import Chosen
+    from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
 

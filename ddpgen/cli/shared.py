@@ -17,13 +17,13 @@ from ddpgen import __version__
 from ddpgen.cli.verbosity import Commands, hide
 from ddpgen.errors import SpecUnreadableError
 from ddpgen.errors import report as lines_of
-from ddpgen.site.options import Chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpgen.job import Render
     from ddpgen.monitor.record import Following
+    from ddpgen.site.layers import Chosen
     from ddpgen.spec.reader import Reading
 
 _log = logging.getLogger(__name__)
@@ -171,6 +171,8 @@ def layer_options(command: Any) -> Any:
 
     @functools.wraps(command)
     def called(profile: str | None, overrides: tuple[str, ...], **arguments: Any) -> Any:
+        from ddpgen.site.layers import Chosen
+
         return command(chosen=Chosen(profile, overrides), **arguments)
 
     for parameter in (

@@ -26,7 +26,7 @@ from ddpgen.cli.shared import (
 
 if TYPE_CHECKING:
     from ddpgen.adopt.scaffold import Question
-    from ddpgen.site.options import Chosen
+    from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
 

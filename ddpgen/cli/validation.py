@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ddpgen import job
 from ddpgen.errors import DdpgenError, Finding, SpecInvalidError, report
-from ddpgen.site.options import Chosen
+from ddpgen.site.layers import Chosen
 
 
 class Validation(NamedTuple):

@@ -1,6 +1,6 @@
 """Read a spec, the files that it extends and its profile into one tree. Each value keeps its file and line.
 
-Knows no field but those of Layers.
+Knows the names of no other fields than those of LAYERS.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
-from ddpgen.site import profiles
-from ddpgen.site.options import Chosen
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import EXTENDED, NAME
@@ -22,6 +20,20 @@ from ddpgen.spec.reader import SpecTree
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, is_null
 
 _log = logging.getLogger(__name__)
+VARIABLE = "DDPGEN_PROFILE"
+
+
+class Chosen(NamedTuple):
+    """The options of one command.
+
+    `profile`: its name, or "" for none. `overrides`: texts like train.lr=1e-4; the last one for a field wins.
+    """
+
+    profile: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+AS_WRITTEN = Chosen()
 
 
 def read(spec: str, chosen: Chosen, models: Models) -> SpecTree:
@@ -112,8 +124,8 @@ class _Reading:
 
     def on_profile(self, root: Table, option: str | None) -> Table:
         """Return the spec, laid over the profile that the option, the environment or the spec itself chooses."""
-        node, variable = root.entries.pop("profile", None), os.environ.get(profiles.VARIABLE)
-        for origin, name in (("--profile", option), (profiles.VARIABLE, variable)):
+        node, variable = root.entries.pop("profile", None), os.environ.get(VARIABLE)
+        for origin, name in (("--profile", option), (VARIABLE, variable)):
             if name is not None:
                 node = Scalar(Position(0, 0, origin), (name,), name, "str", False) if name else None
                 break
@@ -144,6 +156,8 @@ class _Reading:
 
     def _profile(self, node: Node, name: str) -> _Named | None:
         """Return the file of the profile that `node` names."""
+        from ddpgen.site import profiles
+
         folders = list(profiles.folders(self._spec))
         for folder in folders:
             file = _Named(os.path.join(folder.path, f"{name}.yaml"), f"{folder.name}/{name}.yaml")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-VARIABLE = "DDPGEN_PROFILE"
 SYSTEM = "/etc/ddpgen"
 
 

@@ -243,14 +243,6 @@ class Machine(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Layers:
-    """The parts below a spec, with the values that the spec does not give. They are not part of the job."""
-
-    profile: str | None = setting(NAME, None)
-    extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
-
-
-@dataclass(frozen=True, repr=False, eq=False)
 class JobSpec:
     """One job for one tier: the spec's top level with that tier's overlay merged in.
 

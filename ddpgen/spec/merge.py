@@ -6,7 +6,6 @@ Mappings are merged; any other value replaces the value below it. Each node keep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from ddpgen.spec.fields import Kind
 from ddpgen.spec.groups import Group
@@ -14,14 +13,17 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import EXCLUSIVE_FIELDS
 from ddpgen.spec.yamltree import Node, Table, is_null
 
+# The fields of a spec that name what lies below it. They are not part of the job.
+LAYERS = ("profile", "extends")
 # The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
 Models = Mapping[str, type[JobSpec]]
 
 
-class Branch(NamedTuple):
+class Branch:
     """A mapping of the spec that is no field: the top level, or `targets`. `field_kinds`: as of a Kind."""
 
-    field_kinds: Mapping[str, Kind | Branch]
+    def __init__(self, field_kinds: Mapping[str, Kind | Branch]):
+        self.field_kinds = field_kinds
 
     def spelled_out(self, node: Node) -> Node:
         return node

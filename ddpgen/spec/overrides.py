@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ddpgen.errors import Finding, Position
 from ddpgen.spec.fields import Kind
-from ddpgen.spec.groups import Group, Groups, Pairs, Texts
-from ddpgen.spec.job import Layers
-from ddpgen.spec.merge import Branch, Models, exclusive, merge, whole
+from ddpgen.spec.groups import Groups, Pairs, Texts
+from ddpgen.spec.merge import LAYERS, Branch, Models, exclusive, merge, whole
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, parse_value
 
 OPTION = "--set"
@@ -25,7 +24,7 @@ def read(text: str, root: Table, models: Models) -> tuple[Path, Node, list[Findi
     Raises NotYamlError.
     """
     name, _, value = text.partition("=")
-    if name.strip() in Group(Layers).field_kinds:
+    if name.strip() in LAYERS:
         remedy = f"write {name}: in the spec"
         problem = "chooses what lies below the spec, and an option lies above it"
         raise NotYamlError(Finding(Position(0, 0, OPTION), name, problem, remedy))

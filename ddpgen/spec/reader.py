@@ -14,8 +14,8 @@ from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import describe, did_you_mean
 from ddpgen.spec.groups import Group, Walk
-from ddpgen.spec.job import JobSpec, Layers
-from ddpgen.spec.merge import Models, merge
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.merge import LAYERS, Models, merge
 from ddpgen.spec.rules import Conflict, conflicts
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_null
 
@@ -62,7 +62,7 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)
-    top_keys = (*Group(JobSpec).field_kinds, "targets", *Group(Layers).field_kinds)
+    top_keys = (*Group(JobSpec).field_kinds, "targets", *LAYERS)
     root = root._replace(entries={n: each for n, each in root.entries.items() if n != "targets"})
     readings = {}
     for tier, overlay in overlays.items():

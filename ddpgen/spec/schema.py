@@ -9,17 +9,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
-from ddpgen.spec.fields import REQUIRED
-from ddpgen.spec.groups import Group
-from ddpgen.spec.job import JobSpec, Layers
+from ddpgen.spec.fields import REQUIRED, setting
+from ddpgen.spec.groups import Group, Texts
+from ddpgen.spec.job import EXTENDED, NAME, JobSpec
 from ddpgen.spec.merge import Models
 
 REFERENCE = "spec.md"  # below docs/
 # A field's entry there: its name with values and default, and the description below.
 _ENTRY = re.compile(r"^- \*\*`([^`]+)`\*\* .*\n\n((?: {4}.+\n)+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Layers:
+    """The parts below a spec, with the values that the spec does not give. They are not part of the job."""
+
+    profile: str | None = setting(NAME, None)
+    extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
 
 
 def descriptions(reference: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ddpgen.errors import SpecInvalidError, report
 from ddpgen.render import Renderer
 from ddpgen.reproduce import again
 from ddpgen.site import profiles, show
-from ddpgen.site.options import Chosen
+from ddpgen.site.layers import VARIABLE, Chosen
 from ddpgen.spec.groups import Group
 from ddpgen.tiers.registry import MODELS, TIERS, read
 from tests.ddpgen.conftest import GPT, ROOT, Run
@@ -106,7 +106,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def alone(monkeypatch: pytest.MonkeyPatch, system: str = "/nowhere/etc") -> None:
     """Keep the profiles of this machine and of its user out of a test."""
-    monkeypatch.delenv(profiles.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere/config")
     monkeypatch.setattr(profiles, "SYSTEM", system)
 
@@ -303,9 +303,9 @@ def test_the_option_wins_over_the_variable_and_this_over_the_spec(
     write({"work/job.yaml": f"extends: b.yaml\n{GPT}", "work/b.yaml": "profile: a\n"}, tmp_path)
     write({f".ddpgen/{name}.yaml": PROFILE.format(name) for name in "abc"}, tmp_path)
     assert (partition(), partition(profile="c"), partition(profile="")) == ("a", "c", None)
-    monkeypatch.setenv(profiles.VARIABLE, "b")
+    monkeypatch.setenv(VARIABLE, "b")
     assert (partition(), partition(profile="c")) == ("b", "c")
-    monkeypatch.setenv(profiles.VARIABLE, "")
+    monkeypatch.setenv(VARIABLE, "")
     assert (partition(), partition(profile="c")) == (None, "c")
 
 
@@ -320,7 +320,7 @@ def test_a_profile_lies_below_what_the_spec_extends(tmp_path: Path) -> None:
     assert (read.nic, read.restarts, read.backend) == ("eth0", 5, "gloo")
 
 
-@pytest.mark.parametrize("origin", ["--profile", profiles.VARIABLE])
+@pytest.mark.parametrize("origin", ["--profile", VARIABLE])
 def test_a_name_that_is_not_found_lists_the_places_and_the_profiles(
     origin: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,9 @@ from hypothesis import given
 from ddpgen.errors import SpecInvalidError
 from ddpgen.spec.fields import REQUIRED
 from ddpgen.spec.groups import Group, Groups
-from ddpgen.spec.job import JobSpec, Layers, Python
-from ddpgen.spec.schema import default_of, descriptions, json_schema
+from ddpgen.spec.job import JobSpec, Python
+from ddpgen.spec.merge import LAYERS
+from ddpgen.spec.schema import Layers, default_of, descriptions, json_schema
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
@@ -109,6 +110,10 @@ def entries_of(declared: Iterable[Field[Any]], place: str, prefix: str) -> str:
         )  # fmt: skip
         entries.append(f"{' · '.join(head)}\n\n{text}\n")
     return "\n".join(entries) + "\n"
+
+
+def test_the_reader_knows_the_layers_that_the_schema_has() -> None:
+    assert {field.name for field in fields(Layers)} == set(LAYERS)
 
 
 def test_the_schema_is_a_sound_one() -> None:
