@@ -233,10 +233,12 @@ class Nodes(WholeNumber):
 
     def parse(self, raw: Scalar) -> NodeCount:
         minimum, dots, maximum = raw.text.partition("..")
-        if raw.quoted or not dots or len(raw.text) > MAX_NUMBER_LENGTH:
+        if not dots or len(raw.text) > MAX_NUMBER_LENGTH:
             return NodeCount(super().parse(raw))
+        # A range is a text for YAML, so quotes change nothing.
         ends = [
-            super(Nodes, self).parse(raw._replace(text=end.strip())) for end in (minimum, maximum)
+            super(Nodes, self).parse(raw._replace(text=end.strip(), quoted=False))
+            for end in (minimum, maximum)
         ]
         if ends[0] >= ends[1]:
             raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")

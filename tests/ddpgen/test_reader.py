@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddpgen.errors import Position, SpecInvalidError, report
 from ddpgen.spec import yamltree
-from ddpgen.spec.fields import Leaf, Nodes
+from ddpgen.spec.fields import Leaf, NodeCount, Nodes
 from ddpgen.spec.groups import FOREIGN_NAMES, Group
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.times import Period, StepsOrDuration, StepSpan
@@ -394,6 +394,11 @@ def test_a_value_comes_back_from_a_bundle_as_it_was(kind: Leaf, text: str) -> No
     value = kind.parse_text(text)
     again = kind.load(json.loads(json.dumps(kind.dump(value))))
     assert (type(again), str(again)) == (type(value), text)
+
+
+def test_a_range_of_nodes_may_stand_in_quotes() -> None:
+    found = read(f"{GPT}nodes: '1..2'\ntargets: {{slurm: {{}}}}\n".encode(), "job.yaml")
+    assert found["slurm"].job.nodes == NodeCount(2, 1)
 
 
 def test_the_pure_python_parser_finds_the_same_faults(
