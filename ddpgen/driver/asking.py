@@ -115,6 +115,13 @@ def _words(state: JobState) -> str:
 async def stop(context: Context) -> int:
     """Ask every host for a clean stop. Return 0 if every host answered."""
     answers, troubles = await ask_all(context.plan, context.ssh, remote.stop, context.pace.check)
+    show_messages(context, stop_messages(answers))
+    show_messages(context, troubles)
+    return FAILED if troubles else DONE
+
+
+def stop_messages(answers: Mapping[PlannedHost, Mapping[str, str]]) -> dict[str, str]:
+    """Return the outcome of a stop request by the host's name."""
     messages = {}
     for host, answer in answers.items():
         if answer.get("stop") == "nothing":
@@ -123,9 +130,7 @@ async def stop(context: Context) -> int:
             messages[host.name] = "nothing runs there; the next start removes this request"
         else:
             messages[host.name] = "asked for a clean stop"
-    show_messages(context, messages)
-    show_messages(context, troubles)
-    return FAILED if troubles else DONE
+    return messages
 
 
 def show_logs(context: Context, host: str | None) -> int:

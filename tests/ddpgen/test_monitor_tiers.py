@@ -130,9 +130,7 @@ def test_logs_are_the_metrics_or_all_that_the_newest_start_of_a_script_has_print
         assert later("logs", what).stdout == "second\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "option"), [("status", "--status"), ("stop", "--stop"), ("logs", "--logs")]
-)
+@pytest.mark.parametrize(("command", "option"), [("status", "--status"), ("logs", "--logs")])
 def test_the_hosts_driver_answers_for_hosts(
     run: Run, spec: Spec, command: str, option: str
 ) -> None:

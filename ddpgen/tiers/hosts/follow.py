@@ -1,4 +1,4 @@
-"""status, logs and stop of a job on several hosts: hosts/run.sh asks them."""
+"""status, logs and stop of a job on several hosts. For people, hosts/run.sh shows status and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddpgen.driver import plan, remote, state
-from ddpgen.driver.asking import ask_all, table_of
+from ddpgen.driver.asking import ask_all, stop_messages, table_of
 from ddpgen.driver.logs import newest as newest_logs
 from ddpgen.driver.plan import Plan
 from ddpgen.driver.screen import folded
@@ -68,9 +68,14 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
     return JobStatus([*rows, *folded(troubles), report], report.ended, ", ".join(words))
 
 
-def stop(following: Following, now: bool) -> NoReturn:
-    """Replace this process by run.sh, which asks every host to stop."""
-    become(_run_sh(following, "--stop"))
+def stop(following: Following, now: bool) -> Iterator[str]:
+    """Ask every host for a clean stop. Raise TargetUnavailableError, also if only some hosts answer."""
+    hosts = _hosts_plan(following)
+    with places.connections(hosts) as ssh:
+        answers, troubles = asyncio.run(ask_all(hosts, ssh, remote.stop, places.ANSWER_S))
+    yield from folded(stop_messages(answers))
+    if troubles:
+        raise TargetUnavailableError("\n".join(folded(troubles)))
 
 
 def logs(following: Following, lines: int, follow: bool) -> NoReturn:

@@ -191,6 +191,30 @@ def test_stop_leaves_the_stop_file_on_every_host(stage: Make) -> None:
     assert "lap, vm: nothing to stop" in output
 
 
+def test_the_command_stop_asks_every_host_and_fails_if_one_does_not_answer(
+    stage: Make, run: Run, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = stage("desk", "lap")
+    for name, value in ours.environment().items():
+        monkeypatch.setenv(name, value)
+    ours.door("lap", "refused")
+    there(ours, "desk")
+    words = ("stop", spec(GPT + "targets: {hosts: {hosts: [desk, lap]}}\n"), "--target=hosts")
+    asked = run(*words, "-o", ours.bundle)
+    assert (asked.code, asked.out.partition(";")[0]) == (69, "desk: nothing runs there")
+    assert asked.err.startswith("lap: ssh: ")
+    assert (there(ours, "desk") / "stop").exists()
+    ours.door("lap", "open")
+    asked = run(*words, "-o", ours.bundle)
+    assert (asked.code, asked.err) == (0, "")
+    assert "lap: nothing to stop" in asked.out
+    missing = run(*words)
+    assert (missing.code, missing.err.partition(";")[0]) == (
+        69,
+        "build/gpt/hosts/run.sh is not there",
+    )
+
+
 def test_logs_shows_the_newest_launch(stage: Make) -> None:
     ours = stage()
     code, output = ours.play("--logs")
