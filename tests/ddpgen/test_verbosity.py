@@ -113,7 +113,7 @@ def test_quiet_shows_the_words_of_sbatch_only_if_it_refuses(
     assert (refused.code, refused.out, refused.err) == (
         69,
         "",
-        "sbatch: error: no partition\nsbatch refuses the job, see above; nothing was submitted\n",
+        "sbatch: error: no partition\nsbatch refuses the job; nothing was submitted\n",
     )
 
 

@@ -194,4 +194,4 @@ def test_a_refusal_of_sbatch_is_what_sbatch_says(desk: Desk, cluster: Slurm) -> 
     refused = desk.types("launch", "--target", "slurm")
     assert (refused.code, refused.out) == (69, "")
     assert "invalid partition specified: nowhere" in refused.err
-    assert refused.err.endswith("sbatch refuses the job, see above; nothing was submitted\n")
+    assert refused.err.endswith("sbatch refuses the job; nothing was submitted\n")

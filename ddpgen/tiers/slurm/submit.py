@@ -1,6 +1,6 @@
 """Submit a rendered bundle to Slurm: `sbatch --test-only` first, then the submission itself.
 
-Owns sbatch's command line beyond the directives of the script. Shows sbatch's refusal unchanged.
+Owns sbatch's command line beyond the directives of the script. The error has sbatch's refusal unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         words = [*_options(machine, job), _SCRIPT, *arguments]
         code, output = _sbatch(machine, ["sbatch", "--test-only", *words], directory)
         if code != 0:
-            raise TargetUnavailableError("sbatch refuses the job, see above; nothing was submitted")
+            raise _refused(output, "sbatch refuses the job; nothing was submitted")
+        if output.strip():
+            _log.info(output.rstrip("\n"))
         try:
             submission = ["sbatch", "--parsable", *words]
             code, output = _sbatch(machine, submission, directory, values)
@@ -53,7 +55,9 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
             raise TargetUnavailableError(message) from None
         submitted = jobs.submitted(output)
         if code != 0 or submitted is None:
-            raise TargetUnavailableError("sbatch has not submitted the job, see above")
+            raise _refused(output, "sbatch has not submitted the job")
+        if messages := [line for line in output.splitlines() if not jobs.submitted(line)]:
+            _log.info("\n".join(messages))
         number, cluster = submitted
         name = f"{job.name}-{number}_*.log" if job.array else f"{job.name}-{number}.log"
     return Launch("slurm", number, cluster, f"{machine.base}/{_LOGS}/{name}", machine.name)
@@ -104,11 +108,10 @@ def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:
 def _sbatch(
     machine: Machine, argv: list[str], directory: str, variables: Mapping[str, str] = NOTHING
 ) -> ProgramResult:
-    """Run sbatch and show its output without the job's id. Raise TargetUnavailableError."""
+    """Show the command and run it. Raise TargetUnavailableError if it gives no answer."""
     _log.info(f"+ {machine.shell_line(argv, directory)}")
-    answer = machine.run(argv, directory, _SUBMIT_S, variables=variables)
-    shown = "".join(line for line in answer.output.splitlines(True) if not jobs.submitted(line))
-    if shown.strip():
-        failed = answer.code != 0 or not (jobs.submitted(answer.output) or "--test-only" in argv)
-        _log.log(logging.ERROR if failed else logging.INFO, shown.rstrip("\n"))
-    return answer
+    return machine.run(argv, directory, _SUBMIT_S, variables=variables)
+
+
+def _refused(output: str, problem: str) -> TargetUnavailableError:
+    return TargetUnavailableError("\n".join(filter(None, [output.rstrip("\n"), problem])))
