@@ -56,9 +56,9 @@ class Rendered(NamedTuple):
     warnings: list[Finding]
 
 
-def load(path: str, chosen: Chosen = AS_WRITTEN) -> dict[str, Reading]:
-    """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
-    readings = read_tree(layers.read(path, chosen, MODELS), MODELS)
+def load(path: str, chosen: Chosen = AS_WRITTEN, raw: bytes | None = None) -> dict[str, Reading]:
+    """Read a spec for every tier. Raises SpecUnreadableError, SpecInvalidError. `raw`: its text, instead of the file's."""
+    readings = read_tree(layers.read(path, chosen, MODELS, raw), MODELS)
     _log.debug(f"read {path}: a spec for {', '.join(readings)}")
     for tier, reading in readings.items():
         if image := lock.container(reading.job, path):

@@ -34,17 +34,19 @@ def become(argv: Sequence[str]) -> NoReturn:
 class Interrupts:
     """A context in which Ctrl-C, SIGTERM and SIGHUP go to the program that `run` runs, and do not end this process.
 
-    `heard` is set once one of them has come.
+    `heard` is set once one of them has come, and `last` is its number. Only the main thread can hear signals.
     """
 
     def __init__(self) -> None:
         self.heard = threading.Event()
+        self.last = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._missed = 0
 
     def __enter__(self) -> Interrupts:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        is_main = threading.current_thread() is threading.main_thread()
+        heard = [n for n in numbers if is_main and signal.getsignal(n) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._hear) for number in heard}
         return self
 
@@ -75,10 +77,23 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.heard.set()
+        self.last = number
         if self._child is None:
             self._missed = number
         else:
             self._child.send_signal(number)
+
+
+def in_foreground(argv: Sequence[str]) -> int:
+    """Run `argv`, wait for its end, and return its exit code. A signal goes to the program, and then to this process.
+
+    Raises TargetUnavailableError if the program is not there.
+    """
+    with Interrupts() as interrupts:
+        code = interrupts.run(argv)
+    if interrupts.last:
+        signal.raise_signal(interrupts.last)
+    return code
 
 
 def output(argv: Sequence[str], where: Path | None = None) -> tuple[int, str]:

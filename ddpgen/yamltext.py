@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 
 # Unquoted, these are a text in YAML 1.1 and in 1.2.
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(:[A-Za-z0-9_./+@-]+)*", re.ASCII)
@@ -28,3 +29,20 @@ def scalar(value: str | int | float | bool | None) -> str:
         return value
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted) + '"'
+
+
+def flow(value: object) -> str:
+    """Return a value, also a list or a mapping of values, as YAML on one line. A path is a text.
+
+    Raises TypeError for a value that YAML does not have; ValueError for half of a surrogate pair.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return scalar(value)
+    if hasattr(value, "__fspath__"):
+        return scalar(value.__fspath__())
+    if isinstance(value, Mapping):
+        pairs = (f"{scalar(name)}: {flow(each)}" for name, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return f"[{', '.join(map(flow, value))}]"
+    raise TypeError(f"{value!r} is no value of a spec")

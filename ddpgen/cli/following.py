@@ -14,7 +14,6 @@ from ddpgen.cli.shared import (
     JSON,
     Count,
     cli,
-    find_run,
     follow_options,
     given,
     tier_option,
@@ -55,6 +54,7 @@ def status(
     Example:
       ddpgen status examples/gpt.yaml --watch
     """
+    from ddpgen import api
     from ddpgen.monitor import report as reports
     from ddpgen.tiers import commands
 
@@ -71,18 +71,16 @@ def status(
             )
         _all_launches(as_json)
         return
-    meant = find_run(job, target, output)
+    meant = api.find_run(job, target, output)
     if watch:
         _watch(meant, interval)
         return
-    parts = commands.status(meant, captured=as_json).parts
     if as_json:
         import json
 
-        tier = None if isinstance(meant, Path) else meant.tier
-        click.echo(json.dumps({"tier": tier, **reports.as_json(parts)}, indent=1))
+        click.echo(json.dumps(api.status(meant)._asdict(), indent=1))
         return
-    for line in reports.as_text(parts):
+    for line in reports.as_text(commands.status(meant).parts):
         click.echo(line)
 
 
@@ -133,9 +131,10 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
     Example:
       ddpgen logs examples/gpt.yaml
     """
+    from ddpgen import api
     from ddpgen.tiers import commands
 
-    sys.exit(commands.logs(find_run(job, target, output), lines, follow))
+    sys.exit(commands.logs(api.find_run(job, target, output), lines, follow))
 
 
 @cli.command()
@@ -154,9 +153,10 @@ def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     Example:
       ddpgen stop examples/gpt.yaml
     """
+    from ddpgen import api
     from ddpgen.tiers import commands
 
-    for line in commands.stop(find_run(job, target, output), now):
+    for line in commands.stop(api.find_run(job, target, output), now):
         click.echo(line)
 
 

@@ -12,11 +12,11 @@ from ddpgen.cli.shared import (
     ONE_TIER,
     checked,
     cli,
+    loaded,
     named,
     render_options,
     spec_argument,
     tier_option,
-    write_bundle,
 )
 
 if TYPE_CHECKING:
@@ -40,20 +40,20 @@ def render(spec: str, chosen: Chosen, target: str, stdout: bool, **options: Any)
     Example:
       ddpgen render examples/gpt.yaml --target local
     """
-    from ddpgen import job
-
-    how = job.Render(**options)
     if stdout:
+        from ddpgen import job
+
         if target == "all":
             raise click.UsageError(
                 "--stdout prints one artefact; name one tier with --target, not all."
             )
         readings, tiers = checked(spec, target, chosen)
-        click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
+        artefacts = job.artefacts(readings, tiers, options["templates"])
+        click.echo(artefacts[0].text.encode(), nl=False)
         return
-    _, directory, starts = write_bundle(spec, target, chosen, how)
-    click.echo(directory)
-    for start in starts:
+    bundle = loaded(spec, target, chosen).render(target, **options)
+    click.echo(bundle.directory)
+    for start in bundle.starts:
         _log.info(f"next: {start}")
 
 
@@ -92,22 +92,15 @@ def launch(
     Example:
       ddpgen launch examples/gpt.yaml --target local -- --steps=50
     """
-    from ddpgen import job
-    from ddpgen.monitor import record
     from ddpgen.programs import become
-    from ddpgen.shell import as_argument
     from ddpgen.site.layers import AS_WRITTEN
-    from ddpgen.tiers.registry import TIERS
 
-    readings, directory, _ = write_bundle(spec, target, chosen, job.Render(**options))
-    tier = TIERS[target]
-    if tier.start:
-        record.write_launch(directory, record.Launch(target))
-        become(["bash", as_argument(str(directory / tier.start)), *arguments])
-    launched = tier.submit(readings[target].job, directory, arguments)
+    read = loaded(spec, target, chosen)
+    launched = read.launch(target, arguments, run=become, **options)
     click.echo(launched.job)
-    record.write_launch(directory, launched)
     # Without the options, the spec may be another job.
-    job_words = (Path(spec), options["output"]) if chosen == AS_WRITTEN else (directory,)
+    job_words = (
+        (Path(spec), options["output"]) if chosen == AS_WRITTEN else (launched.bundle.directory,)
+    )
     for following in ("status", "logs --follow", "stop"):
         _log.info(f"next: ddpgen {following} {named(*job_words)}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,18 +13,14 @@ from click.shell_completion import CompletionItem
 
 from ddpgen import __version__
 from ddpgen.cli.verbosity import Commands, hide
-from ddpgen.errors import SpecUnreadableError
-from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddpgen.job import Render
-    from ddpgen.monitor.record import Following
+    from ddpgen.api import Spec
     from ddpgen.site.layers import Chosen
     from ddpgen.spec.reader import Reading
 
-_log = logging.getLogger(__name__)
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -221,7 +215,7 @@ ONE_TIER = tier_option("The tier: local, hosts, slurm or sky.", required=True)
 
 
 def render_options(command: Any) -> Any:
-    """Add the options that are the fields of job.Render."""
+    """Add the options that are those of api.Spec.render."""
     for option in (
         click.option(
             "--max-code-mib", "limit_mib", type=Count(1), default=100, show_default=True,
@@ -239,93 +233,33 @@ def render_options(command: Any) -> Any:
 
 
 def follow_options(command: Any) -> Any:
-    """Add the options that choose a run of a job; see find_run."""
+    """Add the options that choose a run of a job; see api.find_run."""
     says = "The tier.  [default: the one where it runs, else of the newest run]"
     return OUTPUT(tier_option(says)(command))
 
 
+def loaded(spec: str, target: str, chosen: Chosen) -> Spec:
+    """Return the spec, whose secrets no message shows from now on."""
+    from ddpgen import api
+
+    read = api.read(spec, chosen)
+    hide(each.name for tier in read.resolve(target) for each in read.readings[tier].job.secrets)
+    return read
+
+
 def checked(spec: str, target: str, chosen: Chosen) -> tuple[Mapping[str, Reading], list[str]]:
-    """Return the spec for each tier, and the tiers that `target` means. Print the warnings about these."""
-    from ddpgen import job
-
-    readings = job.load(spec, chosen)
-    tiers = job.resolve(target, readings)
-    hide(each.name for tier in tiers for each in readings[tier].job.secrets)
-    for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
-        _log.warning(line)
-    return readings, tiers
-
-
-def write_bundle(
-    spec: str, target: str, chosen: Chosen, how: Render
-) -> tuple[Mapping[str, Reading], Path, list[str]]:
-    """Write the bundle and print that; return the spec, the bundle's directory and the commands that start it."""
-    import shlex
-
-    from ddpgen import job
-    from ddpgen.shell import as_argument
-
-    readings, tiers = checked(spec, target, chosen)
-    rendered, written, warnings = job.write_bundle(readings, tiers, Path(spec).parent, how)
-    for line in lines_of(spec, warnings):
-        _log.warning(line)
-    directory = job.output_directory(readings, how)
-    verb = "wrote" if written.changed else "unchanged:"
-    _log.info(f"{verb} {directory} ({written.files} files)")
-    if written.dropped:
-        gone = ", ".join(written.dropped)
-        told = f"it no longer holds what was rendered for {gone}; --target all renders every tier"
-        _log.warning(told)
-    bundle = shlex.quote(as_argument(str(directory)))
-    starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
-    return readings, directory, starts
-
-
-def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
-    """Return the run of a spec or a bundle on `target`, or on the tier that commands.choose finds.
-
-    For a checkpoint directory, return its path.
-    """
-    from ddpgen import job
-    from ddpgen.bundle.write import LISTING
-    from ddpgen.tiers import commands
-
-    if not os.path.exists(name):
-        raise SpecUnreadableError(
-            f"{name}: No such file or directory; give a spec, a bundle or a checkpoint directory"
-        )
-    if not os.path.isdir(name):
-        readings = job.load(name)
-        bundle = job.rendered_directory(readings, output)
-        jobs = {tier: reading.job for tier, reading in readings.items()}
-        if target is not None:
-            job.resolve(target, readings)
-    elif output is not None:
-        raise click.UsageError("-o goes with a spec, not with a directory; leave it out.")
-    elif os.path.exists(os.path.join(name, LISTING)):
-        bundle = Path(name)
-        jobs = job.bundle_jobs(bundle)
-        if target is not None and target not in jobs:
-            known = ", ".join(jobs)
-            raise click.UsageError(
-                f"{name} was rendered for {known}, not for {target}; name one of these, or give the spec."
-            )
-    elif target is not None:
-        raise click.UsageError("--target goes with a spec or a bundle; leave it out.")
-    else:
-        return commands.checkpoint_directory(Path(name))
-    following = commands.choose(jobs, bundle, target)
-    launched = following.launched
-    last = f"launched as {launched.job or 'a process'}" if launched else "no launch on record"
-    _log.debug(f"tier {following.tier}, {last}")
-    return following
+    """Return the spec for each tier, and the tiers that `target` means. Show the warnings about these."""
+    read = loaded(spec, target, chosen)
+    read.log(read.validate(target))
+    return read.readings, read.resolve(target)
 
 
 def visible(job: str, target: str | None, output: Path | None = None) -> Path:
     """Return the checkpoint directory of the job, which must be on this machine."""
+    from ddpgen import api
     from ddpgen.tiers import commands
 
-    meant = find_run(job, target, output)
+    meant = api.find_run(job, target, output)
     return meant if isinstance(meant, Path) else commands.visible(meant)
 
 

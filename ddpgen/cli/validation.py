@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen import job
+from ddpgen import api
 from ddpgen.errors import DdpgenError, Finding, SpecInvalidError, report
 from ddpgen.site.layers import Chosen
 
@@ -23,9 +22,8 @@ class Validation(NamedTuple):
 def validate(spec: str, target: str, chosen: Chosen, strict: bool) -> Validation:
     """Check a spec for the tiers that `target` means. `strict`: warnings are errors."""
     try:
-        readings = job.load(spec, chosen)
-        tiers = job.resolve(target, readings)
-        findings = job.check([readings[tier] for tier in tiers], Path(spec).parent)
+        read = api.read(spec, chosen)
+        tiers, findings = read.resolve(target), read.validate(target)
         if strict and findings:
             raise SpecInvalidError(spec, [each._replace(fatal=True) for each in findings])
     except SpecInvalidError as error:

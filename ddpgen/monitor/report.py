@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 from ddpgen.driver.state import JobState
 from ddpgen.driver.wording import ago, clock
 
 _MAX_RANKS = 8  # up to so many ranks, each has its own figure
+
+
+class SlowRank(TypedDict):
+    """A rank that the others wait for. `cost`: the part of each step that they wait."""
+
+    name: str
+    cost: float
+
+
+class RunFacts(TypedDict, total=False):
+    """The status of one checkpoint directory for programs, without unknown values.
+
+    Times are in seconds, speed in steps a second. `there`: "no", or "closed" to this user; without it the directory
+    was read.
+    """
+
+    directory: str
+    there: str
+    state: str
+    step: int
+    steps: int
+    step_age_s: float
+    loss: float
+    evaluation: str
+    speed: float
+    unit: str
+    units_per_s: int
+    time_left_s: int
+    slow_rank: SlowRank
+    waiting: list[float]
+    restarts: int
+    newest_checkpoint: int | str
+    weights: str
+    slurm_starts: str
+    stop_asked: bool
+
+
+class Status(NamedTuple):
+    """The status of a job for programs.
+
+    `tier`: None for a checkpoint directory. `said`: other lines, such as Slurm's table or a host that does not answer.
+    `ended`: it has ended, and does not come back by itself.
+    """
+
+    tier: str | None
+    runs: list[RunFacts]
+    said: list[str]
+    ended: bool
 
 
 class Report(NamedTuple):
@@ -38,8 +86,8 @@ class Report(NamedTuple):
         stalled = state.current and state.stalled and self.running is not False
         return state.age_s if stalled else None
 
-    def facts(self) -> dict[str, Any]:
-        """Return the status for programs, without unknown values. Times are in seconds, speed in steps a second."""
+    def facts(self) -> RunFacts:
+        """Return the status for programs."""
         state = self.state
         if state.directory_state != "yes":
             return {"directory": self.location, "there": state.directory_state}
@@ -76,7 +124,8 @@ class Report(NamedTuple):
             "slurm_starts": (state.slurm_starts or None) if state.status_slurm_job else None,
             "stop_asked": True if state.stop_asked and self.running is not False else None,
         }
-        return {name: value for name, value in values.items() if value not in (None, [])}
+        known = {name: value for name, value in values.items() if value not in (None, [])}
+        return cast(RunFacts, known)
 
     def rows(self) -> dict[str, str]:
         """Return the known values for people, by their names."""
@@ -149,13 +198,10 @@ def as_text(parts: Iterable[str | Report]) -> Iterator[str]:
             yield part
 
 
-def as_json(status_parts: Iterable[str | Report]) -> dict[str, Any]:
-    """Return the same status as as_text(). `runs`: the facts of each directory; `said`: the other lines."""
-    parts = list(status_parts)
-    return {
-        "runs": [part.facts() for part in parts if isinstance(part, Report)],
-        "said": [part for part in parts if isinstance(part, str)],
-    }
+def facts(tier: str | None, status: JobStatus) -> Status:
+    """Return the same status as as_text(), for programs."""
+    said = [part for part in status.parts if isinstance(part, str)]
+    return Status(tier, [run.facts() for run in status.reports], said, status.ended)
 
 
 def without_empty_columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -36,14 +36,14 @@ class Chosen(NamedTuple):
 AS_WRITTEN = Chosen()
 
 
-def read(spec: str, chosen: Chosen, models: Models) -> SpecTree:
+def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) -> SpecTree:
     """Return a spec laid over its profile and over all that it extends, and the options laid over the spec.
 
-    Raises SpecUnreadableError, SpecInvalidError.
+    `raw`: the text of the spec, instead of the file's. Raises SpecUnreadableError, SpecInvalidError.
     """
     reading = _Reading(spec, models)
     try:
-        raw = _content(spec)
+        raw = _content(spec) if raw is None else raw
     except OSError as error:
         raise SpecUnreadableError(
             f"{spec}: {error.strerror}; give the path of a job spec"

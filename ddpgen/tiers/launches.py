@@ -11,7 +11,7 @@ from ddpgen.driver.wording import ago, table
 from ddpgen.errors import DdpgenError
 from ddpgen.monitor import record
 from ddpgen.monitor.record import Following
-from ddpgen.monitor.report import as_json, without_empty_columns
+from ddpgen.monitor.report import RunFacts, Status, facts, without_empty_columns
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import commands
 
@@ -20,19 +20,19 @@ SUFFIX = ".launched.json"
 
 
 class Row(NamedTuple):
-    """One launch. `job`: the scheduler's id. `facts`: as report.as_json() has them; {} if nobody answers."""
+    """One launch. `job`: the scheduler's id. `status`: None if nobody answers."""
 
     bundle: str
     tier: str
     job: str
     state: str
     launched: float
-    facts: Mapping[str, Any]
+    status: Status | None
 
     @property
-    def run(self) -> Mapping[str, Any]:
+    def run(self) -> RunFacts:
         """The facts of the first directory."""
-        return next(iter(self.facts.get("runs", [])), {})
+        return next(iter(self.status.runs if self.status else []), RunFacts())
 
     def cells(self, now: float) -> tuple[str, ...]:
         step = f"{self.run['step']}/{self.run.get('steps', '?')}" if "step" in self.run else ""
@@ -48,23 +48,23 @@ def rows(parent: Path, read_jobs: Callable[[Path], Mapping[str, JobSpec]]) -> It
         (bundle, launch) for bundle in bundles for launch in record.read_launches(bundle).values()
     ]
     for bundle, launch in sorted(launches, key=lambda pair: -pair[1].time):
-        facts: Mapping[str, Any] = {}
+        status: Status | None = None
         try:
             job = read_jobs(bundle)[launch.tier]
-            status = commands.status(Following(job, launch.tier, bundle, launch), captured=True)
-            facts = as_json(status.parts)
-            state = status.jobs or next((part.headline() for part in status.reports), "unknown")
+            answer = commands.status(Following(job, launch.tier, bundle, launch), captured=True)
+            status = facts(launch.tier, answer)
+            state = answer.jobs or next((part.headline() for part in answer.reports), "unknown")
         except KeyError:
             state = "the bundle was rendered again without this tier"
         except DdpgenError as error:
             state = str(error).splitlines()[0]
-        yield Row(str(bundle), launch.tier, launch.job, state, launch.time, facts)
+        yield Row(str(bundle), launch.tier, launch.job, state, launch.time, status)
 
 
 def as_facts(row: Row) -> dict[str, Any]:
     """Return a row for programs: the launch, and the keys of `ddpgen status JOB --json`."""
     launch = {"bundle": row.bundle, "tier": row.tier, "job": row.job, "launched": row.launched}
-    return {**launch, "state": row.state, **row.facts}
+    return {**launch, "state": row.state, **(row.status._asdict() if row.status else {})}
 
 
 def as_text(found: list[Row]) -> list[str]:

@@ -297,7 +297,7 @@ def test_what_to_type_next_can_be_typed(run: Run, spec: Spec, output: str, typed
 def test_a_bug_is_called_one_and_its_report_is_written(
     run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(path: str, chosen: object) -> None:
+    def broken(*_: object) -> None:
         raise KeyError("oops")
 
     monkeypatch.setattr(job, "load", broken)

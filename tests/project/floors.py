@@ -42,11 +42,14 @@ def imports(path: Path) -> set[str]:
 
 
 def arrows(program: str) -> dict[tuple[str, str], set[str]]:
-    """From room to room, with the modules of the first that import one of the second."""
+    """From room to room, with the modules of the first that import one of the second.
+
+    The program's own __init__.py stands above all rooms.
+    """
     known = modules(program)
     found = defaultdict(set)
     for name, path in known.items():
         for imported in imports(path) & set(known) - {program}:
-            if room(imported) != room(name):
+            if room(name) and room(imported) != room(name):
                 found[room(name), room(imported)].add(name)
     return found

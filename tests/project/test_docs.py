@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import ddpgen
 from tests.project.markdown import Block, blocks, documents, first_line_not_said
 from tests.project.tree import ROOT, copy_project
 
@@ -56,6 +58,26 @@ def test_commands_of_the_document_run_and_show_what_it_says(
         assert done.returncode == 0, f"{place} -> {done.returncode}\n{done.stdout}"
         missing = first_line_not_said(block.shown, done.stdout)
         assert missing is None, f"{place} shows {missing!r}; the command said\n{done.stdout}"
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_the_notebook_trains_a_job_and_renders_it_for_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples" / "python.ipynb").read_text())["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(codes) > 4
+    names: dict[str, Any] = {}
+    for code in codes:
+        exec(code, names)
+    assert {finding.path for finding in names["findings"]} == {"procs_per_nod", "train.lr"}
+    assert names["launched"] == ddpgen.Launch("local", names["launched"].bundle, exit_code=0)
+    assert names["run"]["state"] == "done at step 40"
+    assert (tmp_path / names["run"]["weights"]).is_file()
+    assert [bundle.directory.name for bundle in names["bundles"]] == ["toy-0.1", "toy-0.03"]
+    assert "#SBATCH --time=0-01:00:00" in names["bundles"][1].artefacts[0].text
 
 
 def reader_environment(tmp_path: Path) -> dict[str, str]:

@@ -1,0 +1,313 @@
+"""A job in Python, and the flow of the commands: read a spec, render it, launch it, follow it.
+
+A command parses its options, calls this module and prints. Results are values; errors are the exceptions of errors.py.
+Prints nothing: messages go to the logger `ddpgen`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddpgen import job, yamltext
+from ddpgen.errors import (
+    BundleRefusedError,
+    DdpgenError,
+    FileTroubleError,
+    Finding,
+    OptionRefusedError,
+    Position,
+    SpecInvalidError,
+    SpecUnreadableError,
+    TargetUnavailableError,
+    report,
+)
+from ddpgen.shell import as_argument
+from ddpgen.site.layers import AS_WRITTEN, Chosen
+from ddpgen.tiers.registry import TIERS
+
+if TYPE_CHECKING:
+    from ddpgen.monitor.record import Following
+    from ddpgen.monitor.report import Status
+    from ddpgen.render import Artefact
+    from ddpgen.spec.job import JobSpec
+    from ddpgen.spec.reader import Reading
+
+# ddpgen/__init__.py has the same names for `import ddpgen`.
+__all__ = [
+    "Bundle",
+    "BundleRefusedError",
+    "DdpgenError",
+    "FileTroubleError",
+    "Finding",
+    "Launch",
+    "OptionRefusedError",
+    "Position",
+    "Spec",
+    "SpecInvalidError",
+    "SpecUnreadableError",
+    "TargetUnavailableError",
+    "load",
+]
+
+_log = logging.getLogger(__name__)
+MAPPING = "<mapping>"  # the file name in messages about a spec that is no file
+StrPath = str | os.PathLike[str]
+
+
+class Bundle(NamedTuple):
+    """A bundle that was written.
+
+    `artefacts`: the files that launch the job, with their text. `files`: the number of all files. `changed`: False if
+    the directory held the same files already. `dropped`: the tiers that it was rendered for before, and not now.
+    `warnings`: doubts about the spec and about the files that it names.
+    """
+
+    directory: Path
+    tiers: tuple[str, ...]
+    artefacts: tuple[Artefact, ...]
+    files: int
+    changed: bool
+    dropped: tuple[str, ...]
+    warnings: tuple[Finding, ...]
+
+    @property
+    def starts(self) -> list[str]:
+        """The commands that start the job, one for each tier."""
+        bundle = shlex.quote(as_argument(str(self.directory)))
+        return [each.start.format(bundle=bundle) for each in self.artefacts if each.start]
+
+
+class Launch(NamedTuple):
+    """A job that was submitted under the id `job`; or one that ran in the foreground, and ended with `exit_code`."""
+
+    tier: str
+    bundle: Bundle
+    job: str = ""
+    exit_code: int | None = None
+
+
+def load(
+    spec: StrPath | Mapping[str, Any],
+    *,
+    profile: str | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 (the option's name)
+) -> Spec:
+    """Read a job spec: a YAML file, or a mapping with the same fields.
+
+    The paths in a mapping start at the working directory. `profile`: the name of a site profile, or "" for none. `set`:
+    values by field, like {"train.lr": 1e-4}. A spec that is wrong raises SpecInvalidError with all findings, and a file
+    that cannot be read raises SpecUnreadableError. A value that YAML does not have raises TypeError or ValueError.
+    """
+    logger = logging.getLogger("ddpgen")
+    if not logger.handlers:  # otherwise Python itself would print the warnings
+        logger.addHandler(logging.NullHandler())
+    values = (set or {}).items()
+    chosen = Chosen(profile, tuple(f"{name}={yamltext.flow(value)}" for name, value in values))
+    if isinstance(spec, Mapping):
+        lines = (
+            f"{yamltext.scalar(name)}: {yamltext.flow(value)}\n" for name, value in spec.items()
+        )
+        return read(MAPPING, chosen, "".join(lines).encode())
+    return read(os.fspath(spec), chosen)
+
+
+def read(path: str, chosen: Chosen = AS_WRITTEN, raw: bytes | None = None) -> Spec:
+    """Read a spec with the options of a command. `raw`: its text, instead of the file's."""
+    return Spec(path, job.load(path, chosen, raw))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec without errors in its fields, for every tier that it fits. `filename`: as messages name it."""
+
+    filename: str
+    readings: Mapping[str, Reading] = field(repr=False)
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers that the spec fits."""
+        return tuple(self.readings)
+
+    @property
+    def home(self) -> Path:
+        """The directory at which the spec's paths start."""
+        return Path(self.filename).parent
+
+    def job(self, target: str) -> JobSpec:
+        """Return the job on one tier, with every field. Raise TargetUnavailableError, OptionRefusedError."""
+        if target == "all":
+            raise OptionRefusedError(f"it takes one tier; write one of {', '.join(TIERS)}")
+        self.resolve(target)
+        return self.readings[target].job
+
+    def resolve(self, target: str) -> list[str]:
+        """Return the tiers that `target` means. Raise TargetUnavailableError, OptionRefusedError."""
+        if target not in (names := [*TIERS, "all"]):
+            raise OptionRefusedError(f"there is no tier {target}; write one of {', '.join(names)}")
+        return job.resolve(target, self.readings)
+
+    def validate(self, target: str = "all") -> list[Finding]:
+        """Return the warnings about the spec and the files that it names. Raise SpecInvalidError."""
+        return job.check([self.readings[tier] for tier in self.resolve(target)], self.home)
+
+    def render(
+        self,
+        target: str = "all",
+        *,
+        output: StrPath | None = None,
+        templates: StrPath | None = None,
+        force: bool = False,
+        limit_mib: int = 100,
+    ) -> Bundle:
+        """Write the bundle for one tier, or for all.
+
+        `output`: its directory, instead of build/<name>. `templates`: a directory with templates of your own. `force`:
+        overwrite edits made by hand. `limit_mib`: the most code to copy. Raises SpecInvalidError, BundleRefusedError,
+        FileTroubleError, TargetUnavailableError, OptionRefusedError.
+        """
+        warnings = self.validate(target)
+        self.log(warnings)
+        tiers = self.resolve(target)
+        how = job.Render(_path(output), _path(templates), force, limit_mib)
+        rendered = job.write_bundle(self.readings, tiers, self.home, how)
+        self.log(rendered.warnings)
+        directory, written = job.output_directory(self.readings, how), rendered.written
+        verb = "wrote" if written.changed else "unchanged:"
+        _log.info(f"{verb} {directory} ({written.files} files)")
+        if written.dropped:
+            gone = ", ".join(written.dropped)
+            message = (
+                f"it no longer holds what was rendered for {gone}; --target all renders every tier"
+            )
+            _log.warning(message)
+        return Bundle(
+            directory, tuple(tiers), tuple(rendered.artefacts), written.files, written.changed,
+            tuple(written.dropped), (*warnings, *rendered.warnings),
+        )  # fmt: skip
+
+    def launch(
+        self,
+        target: str,
+        arguments: Sequence[str] = (),
+        *,
+        output: StrPath | None = None,
+        templates: StrPath | None = None,
+        force: bool = False,
+        limit_mib: int = 100,
+        run: Callable[[Sequence[str]], int] | None = None,
+    ) -> Launch:
+        """Render the job, then submit it (slurm, sky), or run it in the foreground and wait for its end (local, hosts).
+
+        `arguments` are added to the training command; the other options are those of render(). Ctrl-C stops a job in
+        the foreground cleanly, and is raised as KeyboardInterrupt afterwards. `run`: called instead with the command
+        of the job in the foreground, to return its exit code. Raises the errors of render(); TargetUnavailableError
+        also if the scheduler refuses the job.
+        """
+        from ddpgen import programs
+        from ddpgen.monitor import record
+
+        chosen_job = self.job(target)
+        bundle = self.render(
+            target, output=output, templates=templates, force=force, limit_mib=limit_mib
+        )
+        tier = TIERS[target]
+        if tier.start:
+            record.write_launch(bundle.directory, record.Launch(target))
+            command = ["bash", as_argument(str(bundle.directory / tier.start)), *arguments]
+            return Launch(target, bundle, exit_code=(run or programs.in_foreground)(command))
+        launched = tier.submit(chosen_job, bundle.directory, arguments)
+        try:
+            record.write_launch(bundle.directory, launched)
+        except FileTroubleError as error:
+            message = f"{error}; {launched.job} was submitted all the same"
+            raise FileTroubleError(message) from None
+        return Launch(target, bundle, launched.job)
+
+    def status(self, target: str | None = None, *, output: StrPath | None = None) -> Status:
+        """Return the status of the job, as `ddpgen status --json` prints it.
+
+        `target`: the tier, else the one where the job runs, else the one of the newest run. `output`: as of render().
+        Raises TargetUnavailableError if nothing answers; OptionRefusedError if several tiers are possible.
+        """
+        return status(self.following(target, _path(output)))
+
+    def stop(
+        self, target: str | None = None, *, output: StrPath | None = None, now: bool = False
+    ) -> list[str]:
+        """Ask the job for a clean stop, and return lines that tell the outcome. A waiting job leaves its queue.
+
+        `now`: on sky, end it at once. The other options and the errors are those of status().
+        """
+        from ddpgen.tiers import commands
+
+        return list(commands.stop(self.following(target, _path(output)), now))
+
+    def following(self, target: str | None, output: Path | None) -> Following:
+        """Return the run on `target`, or on the tier that commands.choose finds."""
+        if target is not None:
+            self.job(target)
+        jobs = {tier: reading.job for tier, reading in self.readings.items()}
+        return _choose(jobs, job.rendered_directory(self.readings, output), target)
+
+    def log(self, warnings: Sequence[Finding]) -> None:
+        """Send the warnings to the log, a line for each."""
+        for line in report(self.filename, warnings):
+            _log.warning(line)
+
+
+def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
+    """Return the run of a spec or a bundle on `target`, or on the tier that commands.choose finds.
+
+    For a checkpoint directory, return its path. Raises SpecUnreadableError, SpecInvalidError, OptionRefusedError,
+    TargetUnavailableError.
+    """
+    from ddpgen.bundle.write import LISTING
+    from ddpgen.tiers import commands
+
+    if not os.path.exists(name):
+        raise SpecUnreadableError(
+            f"{name}: No such file or directory; give a spec, a bundle or a checkpoint directory"
+        )
+    if not os.path.isdir(name):
+        return read(name).following(target, output)
+    if output is not None:
+        raise OptionRefusedError("-o goes with a spec, not with a directory; leave it out")
+    if os.path.exists(os.path.join(name, LISTING)):
+        jobs = job.bundle_jobs(Path(name))
+        if target is not None and target not in jobs:
+            raise OptionRefusedError(
+                f"{name} was rendered for {', '.join(jobs)}, not for {target}; name one of these, or give the spec"
+            )
+        return _choose(jobs, Path(name), target)
+    if target is not None:
+        raise OptionRefusedError("--target goes with a spec or a bundle; leave it out")
+    return commands.checkpoint_directory(Path(name))
+
+
+def status(run: Following | Path) -> Status:
+    """Return the status of a run as a value. Raise TargetUnavailableError."""
+    from ddpgen.monitor import report as reports
+    from ddpgen.tiers import commands
+
+    tier = None if isinstance(run, Path) else run.tier
+    return reports.facts(tier, commands.status(run, captured=True))
+
+
+def _choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
+    from ddpgen.tiers import commands
+
+    following = commands.choose(jobs, bundle, target)
+    launched = following.launched
+    last = f"launched as {launched.job or 'a process'}" if launched else "no launch on record"
+    _log.debug(f"tier {following.tier}, {last}")
+    return following
+
+
+def _path(path: StrPath | None) -> Path | None:
+    return None if path is None else Path(path)
