@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddpgen.driver import child, remote, session
 from ddpgen.driver.child import Completed
@@ -29,6 +29,7 @@ from ddpgen.spec.job import JobSpec
 ANSWER_S = 60.0
 _STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for so long
 _NOT_FOUND = 127
+_T = TypeVar("_T")
 NOTHING: Mapping[str, str] = {}
 
 
@@ -103,7 +104,7 @@ class Machine:
 
     def _ask(self, text: bytes, timeout_s: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(child.run(["bash", "-s"], text, timeout_s, line=line))
+            outcome = finish(child.run(["bash", "-s"], text, timeout_s, line=line))
         except OSError as error:
             raise TargetUnavailableError(f"cannot start bash: {error.strerror}") from None
         if outcome.code is None:
@@ -135,7 +136,7 @@ class LoginNode(Machine):
     def send(self, bundle: Path, directory: str) -> None:
         """Copy `bundle` to `directory` on the login node. Raise TargetUnavailableError."""
         try:
-            asyncio.run(session.send(self._ssh, self._host, bundle, directory, [_STALL_LIMIT]))
+            finish(session.send(self._ssh, self._host, bundle, directory, [_STALL_LIMIT]))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
 
@@ -145,7 +146,7 @@ class LoginNode(Machine):
 
     def _ask(self, text: bytes, timeout_s: float, line: str) -> Completed:
         try:
-            outcome = asyncio.run(session.ask(self._ssh, self._host, text, timeout_s, line))
+            outcome = finish(session.ask(self._ssh, self._host, text, timeout_s, line))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
         if outcome.code is None or outcome.code == SSH_FAILED:
@@ -170,6 +171,18 @@ def connections(plan: Plan) -> Iterator[Ssh]:
         except ValueError as error:
             raise TargetUnavailableError(str(error)) from None
         yield ssh
+
+
+def finish(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end and return its result, also where an event loop runs already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def short(path: str) -> str:

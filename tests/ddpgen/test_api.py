@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -182,6 +183,16 @@ def test_a_local_job_runs_in_the_foreground_to_its_end(monkeypatch: pytest.Monke
         "local", True, "stopped at step 7: it was to be",
     )  # fmt: skip
     assert spec.stop()[0].startswith("nothing to stop")
+
+
+def test_status_and_stop_work_where_an_event_loop_runs_as_in_a_notebook() -> None:
+    async def cell() -> tuple[Any, list[str]]:
+        spec = ddpgen.load(MAPPING)
+        return spec.status(), spec.stop()
+
+    status, told = asyncio.run(cell())
+    assert status.runs == [{"directory": "build/checkpoints/gpt", "there": "no"}]
+    assert told[0].startswith("nothing to stop")
 
 
 @pytest.mark.parametrize("thread", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +49,7 @@ def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
 
 
 def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
-    answers, troubles = asyncio.run(ask_all(hosts, ssh, remote.status, places.ANSWER_S))
+    answers, troubles = places.finish(ask_all(hosts, ssh, remote.status, places.ANSWER_S))
     if not answers:
         raise TargetUnavailableError("; ".join(folded(troubles)))
     # If each host has a directory of its own, the host of rank 0 has the newest rows; that may be any host.
@@ -72,7 +71,7 @@ def stop(following: Following, now: bool) -> Iterator[str]:
     """Ask every host for a clean stop. Raise TargetUnavailableError, also if only some hosts answer."""
     hosts = _hosts_plan(following)
     with places.connections(hosts) as ssh:
-        answers, troubles = asyncio.run(ask_all(hosts, ssh, remote.stop, places.ANSWER_S))
+        answers, troubles = places.finish(ask_all(hosts, ssh, remote.stop, places.ANSWER_S))
     yield from folded(stop_messages(answers))
     if troubles:
         raise TargetUnavailableError("\n".join(folded(troubles)))

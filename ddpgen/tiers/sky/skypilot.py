@@ -6,7 +6,6 @@ answer.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
@@ -63,7 +62,7 @@ def _run(
     directory = str(shown_directory) if shown_directory else None
     show = _show if shown_directory and not trace.quiet() else None
     try:
-        outcome = asyncio.run(child.run(argv, b"", timeout_s, directory, show))
+        outcome = places.finish(child.run(argv, b"", timeout_s, directory, show))
     except OSError as error:
         raise TargetUnavailableError(
             f"cannot start {argv[0]}: {error.strerror}; {INSTALL}"
