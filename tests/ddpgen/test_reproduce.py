@@ -38,7 +38,7 @@ def test_what_another_version_rendered_is_named(tmp_path: Path) -> None:
     told = again.compared(bundle)
     assert told.startswith("rendered by ddpgen 0.0.9; ")
     assert "0.1.0, renders another local.sh, train/old.py. " in told
-    del listing["spec"]["local"]["nodes"]
+    del listing["spec"]["local"]["train"]
     (bundle / "bundle.json").write_text(json.dumps(listing))
     assert "0.1.0, cannot render it: " in again.compared(bundle)
 

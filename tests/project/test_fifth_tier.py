@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpgen.tiers.registry import TIERS as REGISTRY
+from ddpgen.tiers.tier import Tier
 from tests.project.floors import imports
 from tests.project.tree import ROOT
 
@@ -174,3 +176,9 @@ def test_no_code_outside_the_folders_of_the_tiers_asks_for_a_tier() -> None:
         words |= {(shown, word) for word in said & TIERS}
     wrong = (imported ^ MAY_IMPORT) | (words ^ OTHER_WORDS)
     assert not wrong, "\n".join(f"{path}: {name}" for path, name in sorted(wrong))
+
+
+@pytest.mark.parametrize("name", sorted(TIERS))
+def test_a_tier_gives_only_what_every_tier_is_asked_for(name: str) -> None:
+    own = {attribute for attribute in vars(type(REGISTRY[name])) if not attribute.startswith("_")}
+    assert own <= {*dir(Tier), *Tier.__annotations__}

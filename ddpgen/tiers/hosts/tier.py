@@ -17,7 +17,7 @@ class Hosts(Tier[HostsJob]):
 
     model = HostsJob
     start = render.DRIVER
-    brings = "--fetch"
+    fetch_option = "--fetch"
 
     def check(self, job: HostsJob) -> Iterable[Conflict]:
         return render.check(job)

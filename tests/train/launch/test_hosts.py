@@ -189,6 +189,7 @@ def test_the_finding_of_the_preflight_is_the_reason_of_the_end(
 ) -> None:
     monkeypatch.setattr(supervisor_module.preflight, "run", lambda *_: why)
     options = argparse.Namespace(
+        secrets="",
         lock="", install=False, checkpoint_dir=str(tmp_path), setup="", preflight=True,
         no_preflight=False, driven="",
     )  # fmt: skip
