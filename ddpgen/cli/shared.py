@@ -26,7 +26,7 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 # The commands as `ddpgen --help` lists them, each with the first sentence of its own help.
 GROUPS = {
-    "Write": ("init", "adopt", "lock", "schema"),
+    "Write": ("init", "adopt", "site", "lock", "schema"),
     "Check": ("validate", "plan", "explain"),
     "Launch": ("render", "launch"),
     "Follow": ("status", "logs", "stop", "doctor"),

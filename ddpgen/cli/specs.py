@@ -135,6 +135,45 @@ def adopt(script: Path, output: Path | None) -> None:
 
 
 @cli.command()
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--login", metavar="HOST", help="Ask on this login node, by ssh.  [default: here]")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE",
+    help="The file to write.  [default: ~/.config/ddpgen/NAME.yaml]",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def site(name: str | None, login: str | None, output: Path | None, force: bool) -> None:
+    """Write the profile of a Slurm cluster. It has the partitions and their limits, your accounts and QoS.
+
+    Asks sinfo, scontrol and sacctmgr, and starts nothing. With --profile NAME, validate then refuses a job that the
+    cluster would never start.
+
+    \b
+    Example:
+      ddpgen site lab --login me@gate
+      ddpgen validate job.yaml --profile lab
+    """
+    from ddpgen.site import profiles
+    from ddpgen.spec.job import DESTINATION, NAME
+    from ddpgen.tiers.slurm import site as sites
+
+    if (name is None) == (output is None):
+        raise click.UsageError("give a NAME for the profile, or a file with -o FILE.")
+    with refusals():
+        login = None if login is None else DESTINATION.parse_text(login)
+        file = output or profiles.user_file(NAME.parse_text(name or ""))
+    if not force:
+        profiles.refuse_existing(file)
+    profile = sites.describe(login)
+    profiles.write(file, profile.text)
+    click.echo(file)
+    for line in profile.unknown:
+        _log.warning(f"not known: {line}")
+    chosen = name or file.stem
+    _log.info(f"next: ddpgen validate SPEC --profile {chosen}")
+
+
+@cli.command()
 @click.argument("specs", metavar="SPEC...", nargs=-1, required=True, type=click.Path())
 @layer_options
 @tier_option("Only for this tier.", several=True, default="all")

@@ -1,10 +1,13 @@
-"""Find a profile by its name: NAME.yaml above the spec, in the user's configuration, or in the machine's."""
+"""Find a profile by its name: NAME.yaml above the spec, in the user's configuration, or in the machine's. Write one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+from ddpgen.errors import BundleRefusedError, FileTroubleError
 
 SYSTEM = "/etc/ddpgen"
 
@@ -23,10 +26,14 @@ def folders(spec: str) -> Iterator[Folder]:
     while (above := os.path.dirname(directory)) != directory:
         yield Folder(os.path.join(above, ".ddpgen"), name)
         directory, name = above, f"../{name}"
+    yield _of_user()
+    yield Folder(SYSTEM, SYSTEM)
+
+
+def _of_user() -> Folder:
     config = os.environ.get("XDG_CONFIG_HOME")
     name = "$XDG_CONFIG_HOME/ddpgen" if config else "~/.config/ddpgen"
-    yield Folder(os.path.join(config or os.path.expanduser("~/.config"), "ddpgen"), name)
-    yield Folder(SYSTEM, SYSTEM)
+    return Folder(os.path.join(config or os.path.expanduser("~/.config"), "ddpgen"), name)
 
 
 def known(spec: str) -> list[str]:
@@ -37,3 +44,25 @@ def known(spec: str) -> list[str]:
             files = [name for name in os.listdir(folder.path) if name.endswith(".yaml")]
             found.update(name.removesuffix(".yaml") for name in files)
     return sorted(found)
+
+
+def user_file(name: str) -> Path:
+    """Return the file of a profile in the user's configuration."""
+    return Path(_of_user().path, f"{name}.yaml")
+
+
+def refuse_existing(file: Path) -> None:
+    """Raise BundleRefusedError if the file exists."""
+    if os.path.lexists(file):
+        raise BundleRefusedError(f"{file} exists already; replace it with --force, or give another")
+
+
+def write(file: Path, text: str) -> None:
+    """Write a profile, and make the directory for it. Raise FileTroubleError."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, "utf-8")
+        os.replace(new, file)
+    except OSError as error:
+        raise FileTroubleError(f"{file}: {error.strerror}; give another file with -o") from None

@@ -43,8 +43,8 @@ def test_every_command_is_documented(name: str, run: Run) -> None:
     assert example(cli.commands[name]).replace('"$(', "").startswith(("ddpgen", "eval"))
 
 
-# These train, measure, or compare what was trained: other tests run them for real.
-OTHERS_RUN = ("launch", "probe", "bench", "diff", "reproduce", "verify")
+# These train, measure, compare what was trained, or ask a cluster: other tests run them for real.
+OTHERS_RUN = ("launch", "probe", "bench", "diff", "reproduce", "verify", "site")
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n not in OTHERS_RUN])

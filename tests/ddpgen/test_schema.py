@@ -162,7 +162,9 @@ def as_editors_read(text: str) -> Any:
 
 
 # A value for each field that its group cannot be without.
-NEEDED = {"name": "a", "train": {}, "patience": 3, "steps": "2..3", "url": "s3://b", "image": "i"}
+NEEDED = {
+    "name": "a", "train": {}, "patience": 3, "steps": "2..3", "url": "s3://b", "image": "i", "count": 1,
+}  # fmt: skip
 Place = Callable[[dict[str, Any]], dict[str, Any]]
 
 

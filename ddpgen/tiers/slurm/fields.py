@@ -15,10 +15,10 @@ from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import DESTINATION, Environment, JobSpec
 from ddpgen.spec.times import ClockTime, Duration
+from ddpgen.tiers.slurm.site_limits import SIZE, Limits, LimitsGroup
 
 WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
-_SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _PATH = Text(allowed="a path")
 
@@ -64,7 +64,7 @@ class SlurmJob(JobSpec):
     account: str | None = setting(Directive(), None)
     qos: str | None = setting(Directive(), None)
     cpus_per_proc: int | None = setting(WholeNumber(1, 4096), None)
-    mem: str | None = setting(_SIZE, None)
+    mem: str | None = setting(SIZE, None)
     gpu_request: str = setting(
         Choice("gpus-per-node", "gres", "gpus-per-task", "none"), "gpus-per-node"
     )
@@ -106,6 +106,7 @@ class SlurmJob(JobSpec):
     login: str | None = setting(DESTINATION, None)
     dir: str = setting(Text(allowed="a path"), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
+    limits: Limits | None = setting(LimitsGroup(), None)
 
     @property
     def single(self) -> SlurmJob:

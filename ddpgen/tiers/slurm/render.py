@@ -27,6 +27,10 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
     yield from _environment(job)
     yield from _secrets(job)
     yield from rules.host_path("dir", job.dir)
+    if job.limits is not None:
+        from ddpgen.tiers.slurm import admission
+
+        yield from admission.check(job, job.limits)
     if job.checkpoint.shared is False:
         problem = (
             "slurm starts the job on other nodes next time, and they have to find its checkpoints"
