@@ -72,20 +72,22 @@ class Desk:
             for path in (self.here, *self.here.iterdir()):
                 os.chown(path, batch.access.UID, batch.access.UID)
 
-    def types(self, command: str, *words: str) -> Said:
+    def types(self, command: str, *words: str, spec: Sequence[str] = ("job.yaml",)) -> Said:
         if self.login:
-            begun = self.begins(command, *words)
+            begun = self.begins(command, *words, spec=spec)
             out, err = begun.communicate(timeout=60)
             return Said(begun.returncode, out, err)
         env = {"PYTHONPATH": str(jobs.ROOT)}
         where = f"{self.cluster.shared}/desk"
-        done = self.cluster.run([*DDPGEN, command, "job.yaml", *words], cwd=where, env=env)
+        done = self.cluster.run([*DDPGEN, command, *spec, *words], cwd=where, env=env)
         return Said(done.returncode, done.stdout, done.stderr)
 
-    def begins(self, command: str, *words: str) -> subprocess.Popen[str]:
+    def begins(
+        self, command: str, *words: str, spec: Sequence[str] = ("job.yaml",)
+    ) -> subprocess.Popen[str]:
         ssh = f"ssh -F {self.cluster.rig.ssh_config}"
         return subprocess.Popen(
-            [*DDPGEN, command, "job.yaml", *words], cwd=self.here, text=True,
+            [*DDPGEN, command, *spec, *words], cwd=self.here, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(jobs.ROOT), "DDPGEN_SSH": ssh},
         )  # fmt: skip
@@ -98,6 +100,45 @@ class Desk:
                 return said
             assert time.monotonic() < deadline, said
             time.sleep(1)
+
+
+def test_a_job_that_would_wait_for_ever_is_refused_with_the_profile_of_the_site(
+    desk: Desk, cluster: Slurm
+) -> None:
+    job = cluster.sbatch("--time=180", "--wrap=true")
+    cluster.when(job, lambda shown: shown.get("Reason") == "PartitionTimeLimit")
+    cluster.run(["scancel", job])
+
+    desk.sit_down("never", time="3h")
+    written = desk.types(
+        "site", "-o", "rig.yaml", *(["--login=ctl"] if desk.login else []), spec=()
+    )
+    assert written.code == 0, written.err
+    profiles = desk.here / ".ddpgen"
+    profiles.mkdir()
+    (desk.here / "rig.yaml").rename(profiles / "rig.yaml")
+    slurm = yaml.safe_load((profiles / "rig.yaml").read_text())["targets"]["slurm"]
+    assert (slurm["partition"], slurm["gpu_request"]) == ("work", "gpus-per-node")
+    assert slurm["limits"]["max_array_size"] == 1001
+    partitions = {each["name"]: each for each in slurm["limits"]["partitions"]}
+    assert {*partitions} == {"work", "high", "low", "lowc", "lowg"}
+    nodes = {"count": 2, "cpus": 32, "mem": "32000M", "gpus": 4, "gpu_type": "toy"}
+    assert partitions["work"] == {"name": "work", "time": "2h", "nodes": [nodes]}
+    assert ("sacctmgr" in written.err) != desk.login
+
+    def validated(*fields: str) -> Said:
+        options = [word for field in fields for word in ("--set", field)]
+        return desk.types("validate", "--target=slurm", "--profile=rig", *options)
+
+    slow = validated()
+    assert slow.code == 65
+    assert "job.yaml:" in slow.err
+    assert "targets.slurm.time: 3h is more than work's limit of 2h" in slow.err
+    fits = "targets.slurm.time=2h"
+    assert validated(fits).code == 0
+    assert "targets.slurm.nodes: work has 2 node(s)" in validated(fits, "targets.slurm.nodes=3").err
+    many = validated(fits, "gpus_per_node=8")
+    assert "no partition has 8 GPUs a node" in many.err
 
 
 def test_a_job_is_launched_stopped_launched_again_and_done(
