@@ -68,9 +68,12 @@ def pieces(word: Word) -> tuple[str | Var, ...]:
 def directive(option: str) -> str:
     """Return an option of sbatch for a line of #SBATCH, which is not bash.
 
-    Only a space needs quotes: the spec refuses all other characters that sbatch would misread (tiers/slurm/fields.py).
+    Only a space and `"` need quotes: the spec refuses all other characters that sbatch would misread
+    (tiers/slurm/notation.py).
     """
     name, _, value = option.partition("=")
+    if '"' in value:
+        return f"{name}='{value}'"
     return f'{name}="{value}"' if " " in value else option
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddpgen.shell import sections
+from ddpgen.spec.fields import Refused
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.slurm.directives import directives as slurm_options
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
+from ddpgen.tiers.slurm.notation import ArrayIndices, Dependency, Directive, NodeList
 from ddpgen.tiers.slurm.plan import plan
 from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
@@ -105,6 +107,8 @@ def test_a_range_of_nodes_goes_without_the_option_that_would_narrow_it(
         ("comment: two words", "--comment=two words"),
         ("mail_to: a@b.c", "--mail-type=END,FAIL"),
         ("mail_to: a@b.c, mail_on: REQUEUE", "--mail-type=REQUEUE"),
+        ("mail_to: 'a@b.c,d'", "--mail-user=a@b.c,d"),
+        ("mail_to: [a@b.c, d]", "--mail-user=a@b.c,d"),
         ("extra: --mem-per-gpu=4G", "--mem-per-gpu=4G"),
         ("step_time: 20s, write_time: 40s", "--signal=B:USR1@120"),
         ("warning: 90s", "--signal=B:USR1@90"),
@@ -124,13 +128,20 @@ REFUSED = [
     ("partition: 'a#b'", "9:22 targets.slurm.partition", "spaces"),
     ("partition: 'a\\b'", "9:22 targets.slurm.partition", "spaces"),
     ("partition: --wrap=x", "9:22 targets.slurm.partition", "spaces"),
-    ("comment: 'a\"b'", "9:20 targets.slurm.comment", "spaces"),
+    ("comment: 'a#b'", "9:20 targets.slurm.comment", "spaces"),
     ("time: banana", "9:17 targets.slurm.time", "length of time"),
     ("time: 2:30", "9:17 targets.slurm.time", "2min30s"),
     ("time: 90", "9:17 targets.slurm.time", "unit"),
     ("mem: lots", "9:16 targets.slurm.mem", "16G"),
     ("gpu_request: please", "9:24 targets.slurm.gpu_request", "gres"),
     ("array: a-b", "9:18 targets.slurm.array", "indices"),
+    ("array: 7-0", "9:18 targets.slurm.array", "write 0-7"),
+    ("array: '0-7:0'", "9:18 targets.slurm.array", "step"),
+    ("array: 4000001", "9:18 targets.slurm.array", "highest index"),
+    ("nodelist: 'n[3-1]'", "9:21 targets.slurm.nodelist", "write 1-3"),
+    ("nodelist: 'n[1,2],,m'", "9:21 targets.slurm.nodelist", "empty name"),
+    ("exclude: 'n[1-3'", "9:20 targets.slurm.exclude", "node[1-3,7]"),
+    ("dependency: afterok", "9:23 targets.slurm.dependency", "afterok:JOB"),
     ("mail_on: SOMETIMES", "9:20 targets.slurm.mail_on", "REQUEUE"),
     (
         "extra: [--export=NONE], secrets: [{A: file:/a}, B]",
@@ -171,17 +182,44 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
     assert named(found, where, word), found
 
 
+NOTATIONS = [
+    (ArrayIndices(), "3  0-7  1-1  1,3,5  0-15:4%2  1-3,7-9", "0-  -1  1,,2  1,  1-2-3  0-7%  %2  0:2  0-3%2,5"),
+    (
+        NodeList(),
+        "a  a,b  n_1.x  node[1-3]  node[01-03,07]-ib,x  rack[1-2]node[1-8]  a*4  hosts/four  /tmp/x",
+        "n[  n]  n[]  n[a-b]  n[1,,2]  n[1-2-3]  ,a  a,  *2  a[1]]  -a",
+    ),
+    (
+        Dependency(),
+        ("afterok:1  afterok:1:2  afterany:1,afterok:2  afterok:1?afterok:2  after:1+5:2  after:1  aftercorr:3_4"
+        "  afternotok:3_*  singleton  singleton,afterok:4  afterburstbuffer:2"),
+        ("4711  afterok:  afterok:x  afterok:0  afterok:1:  afterok:1,  afterokay:1  after:1+  afterok:1+5"
+        "  singleton:1  afterok:1,,afterok:2  afterok:1?afterok:2,afterok:3"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "accepted", "refused"), NOTATIONS)
+def test_slurms_notations(kind: Directive, accepted: str, refused: str) -> None:
+    assert [kind.parse_text(text) for text in accepted.split()] == accepted.split()
+    for text in refused.split():
+        with pytest.raises(Refused):
+            kind.parse_text(text)
+
+
 @pytest.mark.parametrize(("option", "field"), DIRECTIVES.items())
 def test_a_field_that_is_an_option_is_written_refused_in_extra_and_adopted(
     option: str, field: str, run: Run, tmp_path: Path
 ) -> None:
-    assert f"--{option}=3" in directives(f"{field}: '3'")
-    found = faults(on_slurm(f"extra: --{option}=3"))
+    value = "afterok:3" if option == "dependency" else "3"
+    assert f"--{option}={value}" in directives(f"{field}: '{value}'")
+    found = faults(on_slurm(f"extra: --{option}={value}"))
     assert named(found, "9:18 targets.slurm.extra", f"--{option} "), found
-    batch = f"#!/bin/bash\n#SBATCH --{option}=3\nsrun torchrun train.py\n"
+    batch = f"#!/bin/bash\n#SBATCH --{option}={value}\nsrun torchrun train.py\n"
     (tmp_path / "train.sbatch").write_text(batch)
     (tmp_path / "train.py").touch()
-    assert f'{field}: "3"  # 2' in run("adopt", "train.sbatch").out
+    written = f'"{value}"' if value == "3" else value
+    assert f"{field}: {written}  # 2" in run("adopt", "train.sbatch").out
 
 
 def test_directives_stand_before_the_first_command(script: Callable[..., str]) -> None:
@@ -191,6 +229,7 @@ def test_directives_stand_before_the_first_command(script: Callable[..., str]) -
     assert written == list(range(1, 1 + len(written)))
     assert written[-1] < commands[0]
     assert '#SBATCH --comment="two words"' in lines
+    assert """#SBATCH --comment='{"a": [1]}'""" in script("comment: '{\"a\": [1]}'").splitlines()
 
 
 SPECS = {

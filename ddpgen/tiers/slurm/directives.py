@@ -56,7 +56,7 @@ def directives(job: SlurmJob) -> Iterator[str]:
     if job.exclusive:
         yield "--exclusive"
     if job.mail_to:
-        yield f"--mail-user={job.mail_to}"
+        yield f"--mail-user={','.join(job.mail_to)}"
         yield f"--mail-type={','.join(job.mail_on)}"
     # Every start appends to it. The path is relative to the directory of the submission, because that exists.
     yield f"--output=%x-{'%A_%a' if job.array else '%j'}.log"

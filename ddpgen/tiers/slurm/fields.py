@@ -1,7 +1,6 @@
 """The tier slurm's own fields of a spec, typed like the others. Pure.
 
-Owns the characters that an `#SBATCH` line may have. It is not bash: sbatch removes backslashes even between
-single quotes, and takes `#` for a comment. tiers/slurm/directives.py turns the fields into such lines.
+tiers/slurm/directives.py turns the fields into `#SBATCH` lines.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
@@ -15,19 +14,12 @@ from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import DESTINATION, Environment, JobSpec
 from ddpgen.spec.times import ClockTime, Duration
+from ddpgen.tiers.slurm.notation import WORD, ArrayIndices, Dependency, Directive, NodeList
 from ddpgen.tiers.slurm.site_limits import SIZE, Limits, LimitsGroup
 
-WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
-_PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _PATH = Text(allowed="a path")
-
-
-class Directive(Text):
-    """A value that sbatch takes unchanged. The field's name is the option, so the field becomes an #SBATCH line."""
-
-    def __init__(self, pattern: str = WORD, allowed: str = _PLAIN):
-        super().__init__(pattern, allowed)
+_MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -45,7 +37,7 @@ class SlurmEnvironment(Environment):
     """The settings that make the Python with torch available on the nodes."""
 
     modules: tuple[str, ...] = setting(
-        Texts(Text(r"[A-Za-z0-9][A-Za-z0-9._+/-]*", "a module's name, like cuda/12.4")), ()
+        Texts(Text(r"[A-Za-z0-9][A-Za-z0-9._+/@%:=-]*", "a module's name, like cuda/12.4")), ()
     )
     conda: str | None = setting(_PATH, None)
     venv: str | None = setting(_PATH, None)
@@ -70,14 +62,14 @@ class SlurmJob(JobSpec):
     )
     gpu_type: str | None = setting(Text(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "a type like a100"), None)
     constraint: str | None = setting(Directive(), None)
-    nodelist: str | None = setting(Directive(), None)
-    exclude: str | None = setting(Directive(), None)
+    nodelist: str | None = setting(NodeList(), None)
+    exclude: str | None = setting(NodeList(), None)
     reservation: str | None = setting(Directive(), None)
     licenses: str | None = setting(Directive(), None)
-    dependency: str | None = setting(Directive(), None)
-    array: str | None = setting(Directive(r"[0-9][0-9,:%-]*", "indices like 0-7 or 0-7%2"), None)
+    dependency: str | None = setting(Dependency(), None)
+    array: str | None = setting(ArrayIndices(), None)
     exclusive: bool = setting(Flag(), False)
-    mail_to: str | None = setting(Text(r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?", "an address"), None)
+    mail_to: tuple[str, ...] = setting(Texts(Text(rf"{_MAIL}(,{_MAIL})*", "an address")), ())
     mail_on: tuple[str, ...] = setting(
         Texts(
             Text(
@@ -90,7 +82,8 @@ class SlurmJob(JobSpec):
     )
     comment: str | None = setting(
         Directive(
-            r"[A-Za-z0-9_@%+=:,./()\[\] -]+", "letters, digits, spaces and any of _@%+=:,./()[]-"
+            r"[A-Za-z0-9_@%+=:,./()\[\]{}\" -]+",
+            'letters, digits, spaces and any of _@%+=:,./()[]{}"-',
         ),
         None,
     )

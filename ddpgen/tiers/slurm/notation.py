@@ -1,0 +1,89 @@
+"""Slurm's notations for lists of nodes, array indices and dependencies, as kinds of value. Pure.
+
+Owns the characters that an `#SBATCH` line may have. It is not bash: sbatch removes backslashes even between
+single quotes, and takes `#` for a comment. Source: sbatch(1).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ddpgen.spec.fields import Refused, Text, show
+from ddpgen.spec.yamltree import Scalar
+
+WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
+_PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
+_INDICES = "[0-9]+(-[0-9]+)?"
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+# A name, with ranges in brackets: rack[1-2]node[01-16]. `*4` behind it repeats the node.
+_HOSTS = rf"(?![*-])[A-Za-z0-9_.-]*(\[{_INDICES}(,{_INDICES})*\][A-Za-z0-9_.-]*)*([*][0-9]+)?"
+# sbatch takes a value with a slash for the name of a file that lists the nodes.
+_HOST_FILE = r"[A-Za-z0-9_.][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*|/[A-Za-z0-9_./-]*"
+_JOB = r"[1-9][0-9]*(_([0-9]+|[*]))?"
+_CONDITION = (
+    rf"(after(:{_JOB}([+][0-9]+)?)+|after(any|burstbuffer|corr|notok|ok)(:{_JOB})+|singleton)"
+)
+_MAX_INDEX = 4_000_000  # MaxArraySize of slurm.conf is 4000001 at most
+
+
+class Directive(Text):
+    """A value that sbatch takes unchanged. The field's name is the option, so the field becomes an #SBATCH line."""
+
+    def __init__(self, pattern: str = WORD, allowed: str = _PLAIN):
+        super().__init__(pattern, allowed)
+
+
+class NodeList(Directive):
+    """Names of nodes, with ranges in brackets, or the path of a file that lists them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            rf"({_HOSTS})(,({_HOSTS}))*|{_HOST_FILE}", "names of nodes, like node[1-3,7],login1"
+        )
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        if "/" not in text and not all(re.split(r",(?![^\[]*\])", text)):
+            raise Refused(f"{show(text)} has an empty name", f"write {self.allowed}")
+        _refuse_backwards(text)
+        return text
+
+
+class ArrayIndices(Directive):
+    """The indices of an array job."""
+
+    def __init__(self) -> None:
+        item = "[0-9]+(-[0-9]+(:[0-9]+)?)?"
+        super().__init__(rf"{item}(,{item})*(%[0-9]+)?", "indices like 0-7, 0-7%2 or 1,3,8-16:4")
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        indices = text.partition("%")[0]
+        _refuse_backwards(indices)
+        if re.search(":0+(,|$)", indices):
+            raise Refused(f"{show(text)} has a step of 0", "write a step of 1 or more")
+        for number in re.findall("[0-9]+", indices):
+            if len(number) > 10 or int(number) > _MAX_INDEX:
+                problem = f"{show(number)} is above the highest index that Slurm can have"
+                raise Refused(
+                    problem, f"write indices up to {_MAX_INDEX}; most clusters allow 1000"
+                )
+        return text
+
+
+class Dependency(Directive):
+    """The jobs that a job waits for. `,` between conditions means all of them, `?` any of them."""
+
+    def __init__(self) -> None:
+        any_of, all_of = (rf"({separator}{_CONDITION})*" for separator in ("[?]", ","))
+        super().__init__(
+            rf"{_CONDITION}({any_of}|{all_of})",
+            "afterok:JOB, afterany:JOB:JOB, after:JOB+MINUTES, afternotok:JOB, aftercorr:JOB or singleton, "
+            "with `,` between all or `?` between any of several",
+        )
+
+
+def _refuse_backwards(text: str) -> None:
+    for first, last in _RANGE.findall(text):
+        if int(first[:20]) > int(last[:20]):
+            raise Refused(f"{first}-{last} runs backwards", f"write {last}-{first}")
