@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
-from ddpgen.spec import secrets
-from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec import places, secrets
+from ddpgen.spec.fields import Refused, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
 # A job gives one field of each set. If an overlay gives one, it replaces the job's.
@@ -19,11 +20,6 @@ EXCLUSIVE_FIELDS = (
 )
 _SCRIPT_FIELDS = ("workload", "script", "command", "args", "threads")
 _SCRIPT_ONLY_FIELDS = ("args_style", "workdir", "resume", "guard", "stop")
-# URL schemes of the stores that fsspec reaches, each with a package of its own.
-SCHEMES = (
-    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
-    "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
-)  # fmt: skip
 MAX_PROCESSES = 1 << 20  # each has a row in the plan
 WORKLOADS = ("gpt", "mnist", "toy")
 
@@ -289,44 +285,31 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
 def _paths(job: JobSpec) -> Iterator[Conflict]:
     yield from environment(job.env, "env", job.train)
     yield from _secrets(job)
-    yield from host_path("checkpoint.dir", job.checkpoint.path)
-    yield from host_path("train.workdir", job.train.workdir)
-    yield from _url(job.checkpoint.dir or "")
     yield from interpreter(job.python, "python")
-    file = job.train.user_file
-    if file and not job.code:
-        field = f"train.{job.train.program_field}"
-        problem = f"{file} is a file of yours, but code is not given"
+    checkpoint, train = job.checkpoint, job.train
+    yield from _faults("checkpoint.dir", places.url_fault, checkpoint.dir)
+    for field, path in (("checkpoint.dir", checkpoint.path), ("train.workdir", train.workdir)):
+        yield from _faults(field, places.directory_fault, path)
+        if path and posixpath.normpath(path).partition("/")[0] == job.name:
+            problem = f"{show(path)} is inside the bundle, build/{job.name}, which is replaced when it is rendered"
+            yield Conflict((field,), problem, "name a directory beside it, like runs/NAME")
+    if train.script and train.script.startswith(("/", "~")):
+        yield from _faults("train.script", places.path_fault, train.script)
+    yield from _faults("train.guard", places.guard_fault, *train.guard)
+    yield from _faults("train.resume.exists", places.checkpoint_file_fault, *train.resume.exists)
+    if train.user_file and not job.code:
+        field = f"train.{train.program_field}"
+        problem = f"{train.user_file} is a file of yours, but code is not given"
         yield Conflict((field, "code"), problem, "write code: with the directory that holds it")
 
 
-def _url(url: str) -> Iterator[Conflict]:
-    """Check the URL of a store for checkpoints, or a path that was meant as a URL."""
-    scheme, _, rest = url.partition(":")
-    if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
-        problem = f"{show(url)} is a directory of this name, and no URL"
-        yield Conflict(("checkpoint.dir",), problem, f"write {scheme}:/{rest}")
-    elif rest.startswith("//") and scheme not in SCHEMES:
-        problem = f"{scheme}:// is not a store that fsspec knows"
-        yield Conflict(("checkpoint.dir",), problem, did_you_mean(scheme, SCHEMES))
-    elif rest.startswith("//") and not rest.strip("/"):
-        yield Conflict(("checkpoint.dir",), f"{url} names no place", f"write {scheme}://NAME")
-    elif scheme in ("s3", "s3a", "gs", "gcs") and "@" in rest:
-        problem = (
-            "holds credentials, which everybody may read in the bundle and in the list of processes"
-        )
-        remedy = "leave them out: the environment has them, or the cloud's own configuration file"
-        yield Conflict(("checkpoint.dir",), problem, remedy)
-    elif scheme in ("s3", "s3a") and rest.startswith("//"):
-        yield from s3_name("checkpoint.dir", rest[2:].partition("/")[0])
-
-
-def s3_name(field: str, name: str) -> Iterator[Conflict]:
-    """Check the name of a bucket by the rules of S3. Other stores with the S3 protocol have mostly the same rules."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
-        problem = f"{show(name)} cannot be the name of a bucket in S3"
-        remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
-        yield Conflict((field, field.partition(".")[0]), problem, remedy)
+def _faults(
+    field: str, fault: Callable[[str], Refused | None], *texts: str | None
+) -> Iterator[Conflict]:
+    """Yield the fault of each text that the spec gives at `field`."""
+    for text in filter(None, texts):
+        if refused := fault(text):
+            yield Conflict((field,), refused.problem, refused.remedy)
 
 
 def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Conflict]:
@@ -369,19 +352,6 @@ def _secrets(job: JobSpec) -> Iterator[Conflict]:
         listed.add(name)
 
 
-def host_path(field: str, path: str | None) -> Iterator[Conflict]:
-    """Check a path on the hosts, which the spec gives at `field`."""
-    if path and path.startswith("~") and not (path + "/").startswith("~/"):
-        problem = f"{show(path)} is the home of another user, which only a login shell finds"
-        yield Conflict((field,), problem, "write ~/path or /path")
-    elif path and (variable := re.search(r"\$\{?[A-Za-z_]\w*\}?", path)):
-        problem = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
-        yield Conflict((field,), problem, "write the path itself, or ~/path", fatal=False)
-
-
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:
     """Check the Python of the hosts, which the spec gives at `field`."""
-    if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
-        problem = f'"{python.interpreter}" is another place on every host'
-        remedy = "write a name on the PATH, ~/path or /path"
-        yield Conflict((f"{field}.interpreter",), problem, remedy)
+    yield from _faults(f"{field}.interpreter", places.program_fault, python.interpreter)

@@ -70,6 +70,7 @@ SPECS: list[tuple[str, str | bytes]] = [
     *((train, test_own_script.with_train(train)) for train, *_ in test_own_script.REFUSED),
     *((f"hosts: {text}", test_hosts.hosts(text)) for text, *_ in test_hosts.REFUSED),
     *((f"ssh: {ssh}", test_hosts.with_ssh(ssh)) for ssh, _ in test_hosts.NO_ADDRESS),
+    *((text, text) for text, *_ in test_places.REFUSED),
     ("shares of a script", test_hosts.SHARES),
     *((f"slurm: {tier}", test_slurm.on_slurm(tier)) for tier, *_ in test_slurm.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),

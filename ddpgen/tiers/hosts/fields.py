@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ddpgen.spec.fields import NodeCount, Nodes, Number, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Groups, Texts
-from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Machine, Python
+from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
+from ddpgen.spec.places import Address, Destination, HostPath
 
 if TYPE_CHECKING:
     from fractions import Fraction  # slow to import, and most jobs do not need it
 
-ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
+ADDRESS = Address()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -22,13 +23,13 @@ class Host:
     """One machine of the tier `hosts`. A field that is left out has the job's value."""
 
     name: str = setting(NAME)
-    ssh: str | None = setting(DESTINATION, None)
+    ssh: str | None = setting(Destination(), None)
     address: str | None = setting(ADDRESS, None)
     nic: str | None = setting(INTERFACE, None)
     procs: int | None = setting(WholeNumber(1, 1024), None)
     gpus: int | None = setting(WholeNumber(0, 1024), None)
     share: float | None = setting(Number(greater_than=0), None)
-    dir: str | None = setting(Text(allowed="a path"), None)
+    dir: str | None = setting(HostPath(), None)
     python: Python | None = setting(Group(Python, shorthand="interpreter"), None)
     env: Mapping[str, str] = setting(ENV, dict)
 
@@ -43,7 +44,7 @@ class HostsJob(JobSpec):
     nodes: NodeCount = setting(Nodes(100_000), None)
     hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
     head: str | None = setting(Text(allowed="the name of a host"), None)
-    dir: str = setting(Text(allowed="a path"), "~/ddpgen")
+    dir: str = setting(HostPath(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:

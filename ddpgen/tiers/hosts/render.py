@@ -15,9 +15,10 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec.places import number_fault
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.hosts.fields import ADDRESS, Host, HostsJob
-from ddpgen.tiers.hosts.plan import address, host_plan, ssh_host
+from ddpgen.tiers.hosts.plan import address, host_plan
 from ddpgen.tiers.plan import example, restart_advice, values
 from ddpgen.tiers.ranks import backend
 
@@ -34,7 +35,6 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         return
     yield from _names(job)
     yield from _numbers(job)
-    yield from rules.host_path("dir", job.dir)
     on_nccl = backend(job) == "nccl"
     for i, host in enumerate(job.hosts):
         field = f"hosts[{i}]"
@@ -42,7 +42,6 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         for name in host.env.keys() & {secret.name for secret in job.secrets}:
             problem, remedy = f"{name} is in secrets as well", "leave one of them out"
             yield Conflict((f"{field}.env.{name}",), problem, remedy)
-        yield from rules.host_path(f"{field}.dir", host.dir)
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)
@@ -104,14 +103,10 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
 
 
 def _address(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
-    destination, host_address = host.ssh or host.name, address(host)
+    host_address = address(host)
     fields = (f"{field}.address", f"{field}.ssh", field)
-    if not ssh_host(destination):
-        yield Conflict((f"{field}.ssh",), "names no host", "write an alias, user@host or its like")
-    elif "://" not in destination and destination.count(":") == 1:
-        problem = f"{destination} is no destination of ssh: it takes a port otherwise"
-        yield Conflict((f"{field}.ssh",), problem, f"write ssh://{destination}")
-    elif not re.fullmatch(ADDRESS.pattern, host_address, re.ASCII):
+    fault = number_fault(host_address)
+    if fault or not re.fullmatch(ADDRESS.pattern, host_address, re.ASCII):
         problem = f"{show(host_address)} is no address for the other hosts"
         yield Conflict(
             fields, problem, f"write address: with {ADDRESS.allowed} by which they reach it"

@@ -13,6 +13,7 @@ from typing import ClassVar
 from ddpgen.spec.fields import Choice, Flag, Text, Value, WholeNumber, setting
 from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
+from ddpgen.spec.places import Prefix
 from ddpgen.spec.times import Duration
 
 _GPUS = Text(r"[A-Za-z][A-Za-z0-9.-]*:[1-9][0-9]{0,3}", "a type and a number, like A100:8")
@@ -30,13 +31,7 @@ class Bucket:
 
     url: str = setting(_BUCKET)
     mode: str = setting(Choice("mount", "cached"), "mount")
-    prefix: str | None = setting(
-        Text(
-            r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*",
-            "words of letters, digits, `.`, `_` and `-`, with `/` between them",
-        ),
-        None,
-    )
+    prefix: str | None = setting(Prefix(), None)
     path: str = setting(
         Text(r"/[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", "a path like /checkpoints"), "/checkpoints"
     )

@@ -15,6 +15,7 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Word, expand_home, quote
 from ddpgen.spec import rules
 from ddpgen.spec.job import Checkpoint
+from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
@@ -97,8 +98,10 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
         problem = f"{bucket.url} names a place in a bucket, and SkyPilot mounts whole ones"
         remedy = f"write bucket: {{url: {bucket.url[: -len(prefix) - 1]}, prefix: {prefix}}}"
         yield Conflict(("bucket.url", "bucket"), problem, remedy)
-    if scheme == "s3":
-        yield from rules.s3_name("bucket.url", name)
+    if fault := bucket_fault(
+        "azure" if scheme == "https" else scheme, prefix if scheme == "https" else name
+    ):
+        yield Conflict(("bucket.url", "bucket"), fault.problem, fault.remedy)
     first = bucket.path.split("/")[1]
     if first in _SYSTEM or ".." in bucket.path.split("/"):
         problem = (

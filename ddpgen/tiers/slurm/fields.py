@@ -12,13 +12,13 @@ from typing import ClassVar
 
 from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
-from ddpgen.spec.job import DESTINATION, Environment, JobSpec
+from ddpgen.spec.job import Environment, JobSpec
+from ddpgen.spec.places import Destination, EnvironmentPath, HostPath
 from ddpgen.spec.times import ClockTime, Duration
 from ddpgen.tiers.slurm.notation import WORD, ArrayIndices, Dependency, Directive, NodeList
 from ddpgen.tiers.slurm.site_limits import SIZE, Limits, LimitsGroup
 
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
-_PATH = Text(allowed="a path")
 _MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
 
 
@@ -26,9 +26,9 @@ _MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
 class Container:
     """The container that the job runs in on every node."""
 
-    image: str = setting(Text(allowed="an image"))
+    image: str = setting(HostPath("an image"))
     runtime: str = setting(Choice("apptainer", "pyxis"), "apptainer")
-    mounts: tuple[str, ...] = setting(Texts(Text(allowed="a path, or source:target")), ())
+    mounts: tuple[str, ...] = setting(Texts(HostPath("a path, or source:target")), ())
     options: tuple[str, ...] = setting(Texts(Text(allowed="a word of its command line")), ())
 
 
@@ -39,9 +39,9 @@ class SlurmEnvironment(Environment):
     modules: tuple[str, ...] = setting(
         Texts(Text(r"[A-Za-z0-9][A-Za-z0-9._+/@%:=-]*", "a module's name, like cuda/12.4")), ()
     )
-    conda: str | None = setting(_PATH, None)
-    venv: str | None = setting(_PATH, None)
-    uv: str | None = setting(_PATH, None)
+    conda: str | None = setting(EnvironmentPath(), None)
+    venv: str | None = setting(EnvironmentPath(), None)
+    uv: str | None = setting(EnvironmentPath(), None)
     container: Container | None = setting(Group(Container, shorthand="image"), None)
 
 
@@ -96,8 +96,8 @@ class SlurmJob(JobSpec):
         Group(SlurmEnvironment, shorthand="packages"), SlurmEnvironment
     )
     setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
-    login: str | None = setting(DESTINATION, None)
-    dir: str = setting(Text(allowed="a path"), "~/ddpgen")
+    login: str | None = setting(Destination(), None)
+    dir: str = setting(HostPath(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
     limits: Limits | None = setting(LimitsGroup(), None)
 

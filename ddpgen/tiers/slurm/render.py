@@ -13,7 +13,6 @@ from typing import Any
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import JoinedWord, Var, pieces
-from ddpgen.spec import rules
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
@@ -26,7 +25,6 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
     yield from _times(job)
     yield from _environment(job)
     yield from _secrets(job)
-    yield from rules.host_path("dir", job.dir)
     if job.limits is not None:
         from ddpgen.tiers.slurm import admission
 
@@ -77,7 +75,6 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         yield Conflict((f"environment.{chosen[1]}",), problem, "keep one of them")
     for name in ("venv", "uv"):
         path = getattr(environment_fields, name)
-        yield from rules.host_path(f"environment.{name}", path)
         if path and not path.startswith(("/", "~")):
             problem = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")

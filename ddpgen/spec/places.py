@@ -1,0 +1,256 @@
+"""The kinds of value that name places: directories and programs on the hosts, stores, addresses, destinations of ssh.
+
+Owns which of them cannot exist or cannot be the job's own. Asks no host and no network. Pure.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+
+from ddpgen.spec.fields import Refused, Text, did_you_mean, show
+from ddpgen.spec.job import DESTINATION
+from ddpgen.spec.yamltree import Scalar
+
+# URL schemes of the stores that fsspec reaches, each with a package of its own.
+SCHEMES = (
+    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
+    "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
+)  # fmt: skip
+_S3_RULES = ("s3", "s3a", "r2", "nebius", "coreweave", "vastdata")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?", re.ASCII)
+_QUAD = re.compile(r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
+_LEADING_ZERO = re.compile(r"(^|\.)0[0-9]")
+# Files and directories of a job below its checkpoint directory or its part of a bucket.
+_STEP = re.compile(r"(^|/)step-[0-9]{9,}(/|$)")
+_CHECKPOINT = re.compile(
+    rf"{_STEP.pattern}|(^|/)((stop|status|lock|bundles|heartbeats|torn|slurm-bundle-[^/]*|metrics\.jsonl"
+    r"|(best|checkpoint|manifest|owner|progress)\.json))$"
+)
+# The working directory and the checkpoint directory.
+_OWN_DIRECTORIES = (".", "{checkpoint_dir}")
+
+
+class HostPath(Text):
+    """A path on the hosts, of which only ~ is filled in."""
+
+    def __init__(self, allowed: str = "a path"):
+        super().__init__(allowed=allowed)
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), path_fault)
+
+
+class EnvironmentPath(HostPath):
+    """The directory of a Python environment on the hosts."""
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), _words_fault)
+
+
+class Prefix(Text):
+    """A job's own part of a bucket."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*",
+            "words of letters, digits, `.`, `_` and `-`, with `/` between them",
+        )
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), _checkpoint_fault)
+
+
+class Address(Text):
+    """The address by which other hosts reach a host."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            r"(?=.{1,253}$)[A-Za-z0-9][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\.?",
+            "an IPv4 address or a host name",
+        )
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), number_fault)
+
+
+class Destination(Text):
+    """A host as ssh takes it on its command line."""
+
+    def __init__(self) -> None:
+        super().__init__(DESTINATION.pattern, DESTINATION.allowed)
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), _destination_fault)
+
+
+def path_fault(path: str) -> Refused | None:
+    """Return the refusal of a path on the hosts; None if it may exist."""
+    if _CONTROL.search(path) or not path.strip():
+        return Refused(f"{show(path)} is blank, or has a control character", "write a path")
+    if path.startswith("~") and not (path + "/").startswith("~/"):
+        problem = f"{show(path)} is the home of another user, which only a login shell finds"
+        return Refused(problem, "write ~/path or /path")
+    return variable_fault(path)
+
+
+def variable_fault(path: str) -> Refused | None:
+    """Return the refusal of a path with a variable. No tier fills it in: a host may not even have it."""
+    variable = _VARIABLE.search(path)
+    if variable is None:
+        return None
+    problem = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
+    remedy = f"write the path itself, or ~/path; `ln -s {variable[0]} ~/LINK` on the hosts makes ~/LINK one"
+    return Refused(problem, remedy)
+
+
+def directory_fault(path: str) -> Refused | None:
+    """Return the refusal of a directory that a job wants for itself; None if it may have it."""
+    if fault := path_fault(path):
+        return fault
+    normal = posixpath.normpath(path)
+    if normal in (".", "/", "//", "~") or normal.endswith(".."):
+        problem = f"{show(path)} is no directory of the job's own"
+        return Refused(problem, "name one for this job, like checkpoints/NAME or /data/NAME")
+    if re.match(r"//?(proc|sys|dev(?!/shm/))(/|$)", normal):
+        problem = f"{show(path)} is on no disk: it belongs to the system"
+        return Refused(problem, "name a directory, like /data/NAME")
+    return _checkpoint_fault(normal) if _STEP.search(normal) else None
+
+
+def _checkpoint_fault(path: str) -> Refused | None:
+    """Return the refusal of a path in a checkpoint, or one that ends like a file of a job."""
+    if not _CHECKPOINT.search(path):
+        return None
+    problem = f"{show(path)} looks like a part of another job's checkpoints"
+    return Refused(problem, "write another name, like runs/NAME")
+
+
+def guard_fault(pattern: str) -> Refused | None:
+    """Return the refusal of a pattern of checkpoint directories that would name the job's own directory."""
+    if posixpath.normpath(posixpath.dirname(pattern)) in _OWN_DIRECTORIES:
+        problem = f"{show(pattern)} is in the job's own directory, which is no checkpoint"
+        return Refused(problem, "write DIRECTORY/FILE, like ckpt-*/DONE")
+    return variable_fault(pattern)
+
+
+def checkpoint_file_fault(pattern: str) -> Refused | None:
+    """Return the refusal of a pattern of a script's checkpoints that matches files of other jobs, or is always there."""
+    if pattern.startswith(("/", "~")):
+        problem = f"{show(pattern)} may belong to another job"
+        return Refused(problem, "write a path in the working directory, or {checkpoint_dir}/NAME")
+    if posixpath.normpath(pattern) in _OWN_DIRECTORIES:
+        return Refused(f"{show(pattern)} is there at every start", 'write a file, like "ckpt-*.pt"')
+    return variable_fault(pattern)
+
+
+def program_fault(program: str) -> Refused | None:
+    """Return the refusal of a program on the hosts: a name on the PATH, or a path."""
+    if "/" in program and not program.startswith(("/", "~/")):
+        problem = f'"{program}" is another place on every host'
+        return Refused(problem, "write a name on the PATH, ~/path or /path")
+    if "/" not in program and not re.fullmatch("[A-Za-z0-9_.+-]+", program):
+        problem = f"{show(program)} is no name of a program"
+        return Refused(problem, "write one name on the PATH, without options, ~/path or /path")
+    return path_fault(program) or _words_fault(program)
+
+
+def _words_fault(path: str) -> Refused | None:
+    if re.search(r"\s-\S", path):
+        problem = f"{show(path)} holds an option, and is taken for one path"
+        return Refused(problem, "write the path alone")
+    return None
+
+
+def url_fault(url: str) -> Refused | None:
+    """Return the refusal of a store's URL for checkpoints, or of a path that was meant as a URL."""
+    scheme, _, rest = url.partition(":")
+    if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
+        problem = f"{show(url)} is a directory of this name, and no URL"
+        return Refused(problem, f"write {scheme}:/{rest}")
+    if not rest.startswith("//"):
+        return None
+    if scheme not in SCHEMES:
+        problem = f"{scheme}:// is not a store that fsspec knows"
+        return Refused(problem, did_you_mean(scheme, SCHEMES))
+    if not rest.strip("/"):
+        return Refused(f"{url} names no place", f"write {scheme}://NAME")
+    user, at, _ = rest[2:].partition("/")[0].rpartition("@")
+    if ":" in user or (at and scheme in ("s3", "s3a", "gs", "gcs")) or re.search(r"\?.*=", rest):
+        problem = (
+            "holds credentials, which everybody may read in the bundle and in the list of processes"
+        )
+        remedy = "leave them out: the environment has them, or the cloud's own configuration file"
+        return Refused(problem, remedy)
+    name, _, place = rest[2:].partition("/")
+    return bucket_fault(scheme, name) or variable_fault(url) or _checkpoint_fault(place.rstrip("/"))
+
+
+def bucket_fault(scheme: str, name: str) -> Refused | None:
+    """Return the refusal of a bucket's name, by the rules of its store."""
+    if scheme in _S3_RULES:
+        fits = re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name)
+        if (
+            not fits
+            or re.search(r"\.[.-]|-\.|^xn--|-s3alias$|--ol-s3$", name)
+            or _QUAD.fullmatch(name)
+        ):
+            problem = f"{show(name)} cannot be the name of a bucket in S3"
+            remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
+            return Refused(problem, remedy)
+    elif scheme in ("gs", "gcs"):
+        fits = re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", name)
+        if not fits or re.search(r"\.[.-]|-\.|^goog|[^.]{64}", name) or _QUAD.fullmatch(name):
+            problem = f"{show(name)} cannot be the name of a bucket in Google Cloud Storage"
+            remedy = "write one of 3 to 63 small letters, digits, `.`, `_` and `-`"
+            return Refused(problem, remedy)
+    elif scheme in ("az", "abfs", "abfss", "azure"):
+        container = name.partition("@")[0]
+        if not re.fullmatch(r"(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*", container):
+            problem = f"{show(container)} cannot be the name of a container in Azure"
+            remedy = "write one of 3 to 63 small letters, digits and single `-`"
+            return Refused(problem, remedy)
+    return None
+
+
+def number_fault(address: str) -> Refused | None:
+    """Return the refusal of an address of digits and dots that no host can have; None for any other text."""
+    if not re.fullmatch(r"[0-9.]+", address):
+        return None
+    if _LEADING_ZERO.search(address) or not _QUAD.fullmatch(address):
+        problem = f"{address} is no IPv4 address"
+        return Refused(problem, "write four numbers from 0 to 255, without leading zeros")
+    first = int(address.partition(".")[0])
+    if first >= 224 or (first == 0 and address != "0.0.0.0"):
+        return Refused(f"{address} is the address of no host", "write the address of the host")
+    return None
+
+
+def _destination_fault(destination: str) -> Refused | None:
+    target = destination.removeprefix("ssh://")
+    if port := re.search(r":([^:\]]*)/?$", target) if target != destination else None:
+        if not port[1].isdecimal() or not 1 <= int(port[1][:6]) <= 65535:
+            return Refused(f"{show(port[1])} is no port", "write one from 1 to 65535")
+        target = target[: port.start()]
+    elif target != destination:
+        target = target.removesuffix("/")
+    elif target.count(":") == 1 and "\\" not in target:
+        problem = f"{destination} is no destination of ssh: it takes a port otherwise"
+        return Refused(problem, f"write ssh://{destination}")
+    user, at, host = target.rpartition("@")
+    if not host:
+        return Refused("names no host", "write an alias, user@host or its like")
+    if at and (not user or user.endswith("@")):
+        return Refused(f"{show(destination)} names no user", f"write {host}, or USER@{host}")
+    if "/" in host:
+        return Refused(f"{show(host)} is no address", f"write {DESTINATION.allowed}")
+    return number_fault(host)
+
+
+def _checked(text: str, fault: Callable[[str], Refused | None]) -> str:
+    """Return the text. Raise its fault, if it has one."""
+    if found := fault(text):
+        raise found
+    return text

@@ -1,0 +1,124 @@
+"""Paths, stores, addresses and destinations of ssh that cannot be, and unusual ones that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ddpgen.spec import places
+from ddpgen.spec.fields import Refused
+from tests.ddpgen.conftest import GPT, faults, named
+
+SCRIPT = "name: s\ncode: .\ntrain: {{script: t.py, {}}}\n"
+SKY = f"{GPT}targets: {{{{sky: {{{{{{}}}}}}}}}}\n"
+HOSTS = f"{GPT}targets: {{{{hosts: {{{{hosts: [{{}}, b]}}}}}}}}\n"
+SLURM = f"{GPT}targets: {{{{slurm: {{{{{{}}}}}}}}}}\n"
+
+REFUSED = [
+    (f"{GPT}checkpoint: {{dir: ..}}\n", "8:19 checkpoint.dir", "own"),
+    (f"{GPT}checkpoint: {{dir: /dev/null}}\n", "8:19 checkpoint.dir", "system"),
+    (f"{GPT}checkpoint: {{dir: a/step-000000010}}\n", "8:19 checkpoint.dir", "another job"),
+    (f'{GPT}checkpoint: {{dir: "a\\nb"}}\n', "8:19 checkpoint.dir", "control"),
+    (f'{GPT}python: "python3 -u"\n', "8:9 python.interpreter", "name of a program"),
+    (f'{GPT}python: "/opt/python3 -u"\n', "8:9 python.interpreter", "option"),
+    (SCRIPT.format("workdir: ."), "3:32 train.workdir", "own"),
+    (SCRIPT.format("guard: ./DONE"), "3:30 train.guard", "own directory"),
+    (SCRIPT.format("guard: $X/y/DONE"), "3:30 train.guard", "$X "),
+    (SCRIPT.format("resume: {exists: /x.pt}"), "3:40 train.resume.exists", "another job"),
+    (SCRIPT.format("resume: {exists: '{checkpoint_dir}'}"), "3:40 train.resume.exists", "there"),
+    ("name: s\ntrain: {script: /opt/$USER/t.py}\n", "2:17 train.script", "$USER "),
+    (SLURM.format("environment: {venv: ~/v -x}"), "8:39 targets.slurm.environment.venv", "option"),
+    (
+        SLURM.format("environment: {container: {image: x.sif, mounts: $DATA}}"),
+        "8:67 targets.slurm.environment.container.mounts",
+        "$DATA ",
+    ),
+    (SLURM.format("login: 'gate:22'"), "8:26 targets.slurm.login", "ssh://gate:22"),
+    (SLURM.format("dir: $SCRATCH"), "8:24 targets.slurm.dir", "$SCRATCH "),
+    (HOSTS.format("{name: a, ssh: '@h'}"), "8:42 targets.hosts.hosts[0].ssh", "user"),
+    (HOSTS.format("{name: a, ssh: 'ssh://h:0'}"), "8:42 targets.hosts.hosts[0].ssh", "port"),
+    (HOSTS.format("10.0.0.300"), "8:27 targets.hosts.hosts[0]", "no address"),
+    (
+        HOSTS.format("{name: a, address: 10.0.0.011}"),
+        "8:46 targets.hosts.hosts[0].address",
+        "leading zeros",
+    ),
+    (
+        HOSTS.format("{name: a, address: 224.0.0.1}"),
+        "8:46 targets.hosts.hosts[0].address",
+        "no host",
+    ),
+    (SKY.format("bucket: gs://A"), "8:25 targets.sky.bucket", "Google"),
+    (
+        SKY.format("bucket: https://a.blob.core.windows.net/b--c"),
+        "8:25 targets.sky.bucket",
+        "Azure",
+    ),
+    (
+        SKY.format("bucket: {url: s3://bbb, prefix: a/step-000000010}"),
+        "8:49 targets.sky.bucket.prefix",
+        "another job",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "where", "word"), REFUSED)
+def test_a_place_that_cannot_be_is_refused(text: str, where: str, word: str) -> None:
+    found = faults(text)
+    assert named(found, where, word), found
+
+
+def bucket_fault(url: str) -> Refused | None:
+    scheme, _, name = url.partition("://")
+    return places.bucket_fault(scheme, name)
+
+
+TABLES: list[tuple[Callable[[str], object], str, str]] = [
+    (
+        places.directory_fault,
+        "ck  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  /data/lock",
+        ".  ..  ./  /  //  ~  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
+    ),
+    (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p"),
+    (
+        places.url_fault,
+        "/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x",
+        ("s3:/b  foo://b  s3://  s3://k:s@bbb  s3://k@bbb  sftp://u:p@h/x  az://abc/x?sig=1  gs:///x  s3://bbb/$A"
+        "  s3://bbb/a/status  abfs://AB/x"),
+    ),
+    (
+        bucket_fault,
+        "s3://my-bucket  s3://my.bucket  r2://abc  gs://my_bucket  gs://a.b.com  az://abc-d  oci://Any_Name",
+        ("s3://ab  s3://a..b  s3://a.-b  s3://a_b  s3://10.0.0.1  s3://xn--abc  s3://abc-s3alias  r2://A_B"
+        "  nebius://Abc  gs://AB  gs://x  gs://10.0.0.1  gs://googx  az://a--b  az://-ab"),
+    ),
+    (
+        places.Address().parse_text,
+        "10.0.0.7  gpu-01  gpu_1.lan  node.  a1.b-c.example.org  100.64.0.1",
+        "10.0.0.300  10.0.0.011  10.0.1  1.2.3.4.5  1.2.3.4.  224.0.0.1  255.255.255.255  0.1.2.3  300  a..b  a/b",
+    ),
+    (
+        places.Destination().parse_text,
+        "h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b",
+        ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  h/x"
+        "  sh://h  ssh://h/x  10.0.0.300  me@10.0.0.011"),
+    ),
+    (places.Prefix().parse_text, "a  a/b  runs/steps  step-x  logs", "step-000000001  a/step-000000001/b  a/stop  lock"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "accepted", "refused"), TABLES)
+def test_the_grammar_of_a_place(
+    fault: Callable[[str], object], accepted: str, refused: str
+) -> None:
+    assert not [text for text in accepted.split() if is_refused(fault, text)]
+    assert not [text for text in refused.split() if not is_refused(fault, text)]
+
+
+def is_refused(fault: Callable[[str], object], text: str) -> bool:
+    """True if `fault` returns or raises a refusal."""
+    try:
+        return isinstance(fault(text), Refused)
+    except Refused:
+        return True
