@@ -95,13 +95,16 @@ def test_what_its_guard_does_not_show_to_be_whole_is_moved_away(job: Job) -> Non
         ("../*/DONE", "checkpoints/logs"),
         ("{home}/*/DONE", "precious"),
         ("*/DONE", "checkpoints/work/other"),
+        ("*/DONE", "checkpoints/work/outer"),
         ("{home}/checkpoints/*/DONE", "checkpoints/work"),
     ],
 )
 def test_a_guard_moves_only_what_is_the_scripts(job: Job, pattern: str, stays: str) -> None:
-    for name in ("precious", "checkpoints/logs", "checkpoints/step-1", "checkpoints/work/other"):
+    for name in ("precious", "checkpoints/logs", "checkpoints/step-1"):
         (job.home / name).mkdir(parents=True)
-    claim(job.work / "other", "other", os.getpid())  # a job lives there
+    for name in ("other", "outer/inner"):
+        (job.work / name).mkdir(parents=True)
+        claim(job.work / name, name, os.getpid())  # a job lives there
     process = job.program("exit 0", f"--guard={pattern.format(home=job.home)}")
     _, said = process.communicate(timeout=60)
     assert (process.returncode, job.status) == (0, job.says("done"))

@@ -165,10 +165,12 @@ class Runner(ABC):
         return inside and not is_launchers and not self._holds_a_job(path)
 
     def _holds_a_job(self, path: str) -> bool:
-        """Return True if a job runs in `path`: this one, or another that has its lock there."""
+        """Return True if a job runs in `path`: this one, or another that has its lock there or below."""
         real = Path(os.path.realpath(path))
         own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._job_directory)]
-        return any(real in (root, *root.parents) for root in own) or read_lock(real) is not None
+        if any(real in (root, *root.parents) for root in own):
+            return True
+        return any(read_lock(file.parent) is not None for file in real.rglob("lock"))
 
     def _all_arguments(self) -> list[str]:
         """Return the arguments, with `train.resume.args` added if there is a checkpoint to go on from."""
