@@ -76,7 +76,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     for reading in readings:
         tier = TIERS[reading.tier]
         conflicts = (
-            *code.check(reading.job, home),
+            *code.check(reading.job, home, _extra(reading)),
             *program.check(reading.job, home),
             *lock.check(reading.job, reading.filename),
             *_unknown_codes(reading.job),
@@ -175,12 +175,15 @@ def write_bundle(
     ]
     if any(job.locked for job in jobs):
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
+    paths = {
+        path: None for tier in tiers for path in (*readings[tier].job.code, *_extra(readings[tier]))
+    }
     facts = {
         "ddpgen": __version__,
         "layers": readings[tiers[0]].whole.record,
         "name": jobs[0].name,
         "schema": write.SCHEMA,
-        "source": source.describe(home, [path for job in jobs for path in job.code], sources),
+        "source": source.describe(home, [*paths], sources),
         "spec": {tier: Group(MODELS[tier]).dump(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
@@ -199,10 +202,11 @@ def _gather(
     owners: dict[str, Reading] = {}
     warnings, visited = [], set()
     for reading in readings:
-        if reading.job.code in visited:
+        extra = _extra(reading)
+        if (reading.job.code, *extra) in visited:
             continue
-        visited.add(reading.job.code)
-        code_files = code.gather(reading.job.code, home, avoid)
+        visited.add((reading.job.code, *extra))
+        code_files = code.gather(reading.job.code, home, avoid, extra)
         if code_files.withheld:
             names = first_names([_relative(file, home) for file in code_files.withheld])
             problem = f"{names} may hold secrets, and stay out of the bundle"
@@ -224,6 +228,10 @@ def _gather(
                 conflict = Conflict(("code",), problem, remedy)
                 raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
     return gathered, warnings
+
+
+def _extra(reading: Reading) -> Mapping[str, str]:
+    return TIERS[reading.tier].files(reading.job)
 
 
 def _relative(file: Path, home: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,29 +42,41 @@ class CodeFiles(NamedTuple):
     withheld: list[Path]
 
 
-def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the faults of the files that the job names. `home`: the spec's directory."""
-    all_copyable = True
-    for path in job.code:
-        for conflict in _check_path(path, home):
-            all_copyable = False
-            yield conflict
-    field = f"train.{job.train.program_field}"
-    script = job.train.user_file
-    if not script or not job.code or not all_copyable:
+def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Conflict]:
+    """Yield the faults of the files that the job names.
+
+    `home`: the spec's directory. `extra`: files that the tier's own fields name, relative to `home` or in `code`, and
+    the field of each.
+    """
+    faults = [conflict for path in job.code for conflict in _check_path(path, home)]
+    yield from faults
+    if faults:
         return
-    parts = script.split("/")
-    if script.startswith("/") or ".." in parts:
-        problem = f"{script} leads out of code"
-        yield Conflict((field,), problem, "write its path inside code")
+    if job.train.user_file and job.code:
+        yield from _check_file(f"train.{job.train.program_field}", job.train.user_file, job, home)
+    for file, field in extra.items():
+        fields = (field, field.partition("[")[0])
+        if file.startswith("../") or not (home / file).resolve().is_relative_to(home.resolve()):
+            problem = f"{file} leads out of the spec's directory"
+            yield Conflict(fields, problem, "move it below the spec")
+        elif not (home / file).is_file() and not any((home / p / file).is_file() for p in job.code):
+            problem = f"{file} does not exist beside the spec, nor in code"
+            yield Conflict(fields, problem, "create it, or correct the path")
+
+
+def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield a conflict if the file that `field` names is not in `code`."""
+    parts = file.split("/")
+    if file.startswith("/") or ".." in parts:
+        yield Conflict((field,), f"{file} leads out of code", "write its path inside code")
         return
     walk = _Walk(home.resolve(), ())
-    if any(name == script for path in job.code for name, _ in walk.files(home / path)):
+    if any(name == file for path in job.code for name, _ in walk.files(home / path)):
         return
-    problem = f"{script} is not in code ({', '.join(job.code)})"
+    problem = f"{file} is not in code ({', '.join(job.code)})"
     remedy = f"create it, or add the directory of {parts[-1]}"
-    if any((home / path / script).is_file() for path in job.code):
-        problem = f"{script} is there, but is left out of what travels in code"
+    if any((home / path / file).is_file() for path in job.code):
+        problem = f"{file} is there, but is left out of what travels in code"
         remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"
     yield Conflict((field, "code"), problem, remedy)
 
@@ -84,8 +96,10 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         yield Conflict(("code",), problem, remedy)
 
 
-def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> CodeFiles:
-    """Return the files of a spec's `code`.
+def gather(
+    code: Sequence[str], home: Path, avoid: Sequence[Path], extra: Iterable[str] = ()
+) -> CodeFiles:
+    """Return the files of a spec's `code`, and those of `extra` that `code` does not hold.
 
     `avoid`: directories that must not be copied, such as the bundle itself and the checkpoints. Raises
     FileTroubleError for a file that cannot be copied.
@@ -102,6 +116,7 @@ def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> CodeFiles:
                 message = f"{files[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             files[name] = file
+    files.update({name: home / name for name in extra if name not in files})
     bundle_files = {f"{DIRECTORY}/{name}": file for name, file in files.items()}
     return CodeFiles(bundle_files, walk.withheld)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -79,6 +79,10 @@ class Tier(ABC, Generic[Job]):
     def check(self, job: Job) -> Iterable[Conflict]:
         """Return a conflict for each wish of the job that this tier cannot meet."""
         return ()
+
+    def files(self, job: Job) -> Mapping[str, str]:
+        """Return the user's files that the tier's own fields name, relative to the spec or in `code`, and their fields."""
+        return {}
 
     def plan(self, job: Job) -> Plan:
         """Return the values of the job's launch script, its supervisor's command among them."""

@@ -24,6 +24,7 @@ from ddpgen.spec import fields, groups, overrides, reader, rules, times, yamltre
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.sky import render as sky
+from ddpgen.tiers.sky import requirement
 from ddpgen.tiers.slurm import notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (

@@ -15,7 +15,7 @@ PURE_DRIVER = {
 PURE_MONITOR = {"monitor.report", "monitor.scripts"}
 # A tier's folder: the values of its template are a matter of the spec alone.
 PURE_TIERS = {
-    "tiers.ranks", "tiers.command", "tiers.tables", "tiers.plan", "tiers.hosts.plan", "tiers.slurm.plan", "tiers.sky.plan", "tiers.slurm.directives", "tiers.slurm.notation", "tiers.slurm.environment", "tiers.sky.directives",
+    "tiers.ranks", "tiers.command", "tiers.tables", "tiers.plan", "tiers.hosts.plan", "tiers.slurm.plan", "tiers.sky.plan", "tiers.slurm.directives", "tiers.slurm.notation", "tiers.slurm.environment", "tiers.sky.directives", "tiers.sky.requirement",
     "tiers.slurm.jobs", "tiers.sky.jobs", "tiers.sky.bucket",
 }  # fmt: skip
 PURE_MODULES = (

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 import yaml
 
 from ddpgen.shell import quote
+from ddpgen.spec.fields import Refused, Text
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import SupervisorCommand
 from ddpgen.tiers.registry import read
+from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.plan import plan
+from ddpgen.tiers.sky.requirement import Requirement
 from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, findings, named
 
 BUCKET = "bucket: s3://bbb"
@@ -216,7 +220,18 @@ REFUSED = [
     ),
     (f"{BUCKET}, accelerators: 'A100:8'", "", "10:41 targets.sky.accelerators", "gpus_per_node: 8"),
     (f"{BUCKET}, gpus_per_node: 2", "", "10:42 targets.sky.gpus_per_node", "A100:2"),
-    (f"{BUCKET}, accelerators: A100", "", "10:41 targets.sky.accelerators", "A100:8"),
+    (f"{BUCKET}, accelerators: A100", "", "10:41 targets.sky.accelerators", "gpus_per_node: 1"),
+    (
+        f"{BUCKET}, requirements: torch=2.13.0",
+        "",
+        "10:41 targets.sky.requirements",
+        "torch==2.13.0",
+    ),
+    (f"{BUCKET}, requirements: pip install torch", "", "10:41 targets.sky.requirements", "command"),
+    (f"{BUCKET}, requirements: 'a==1,==2'", "", "10:41 targets.sky.requirements", "1 and 2"),
+    (f"{BUCKET}, requirements: a b", "", "10:41 targets.sky.requirements", "one line"),
+    (f"{BUCKET}, requirements: -r no.txt", "", "10:41 targets.sky.requirements", "no.txt"),
+    (f"{BUCKET}, requirements: -r ../no.txt", "", "10:41 targets.sky.requirements", "out of"),
     (f"{BUCKET}, instance_type: p4d.24xlarge", "", "10:42 targets.sky.instance_type", "infra"),
     (f"{BUCKET}, secrets: [X]", "env: {X: '1'}", "10:37 targets.sky.secrets[0]", "X is in env"),
     (f"{BUCKET}, secrets: [RANK]", "", "10:37 targets.sky.secrets[0]", "RANK"),
@@ -256,6 +271,46 @@ REFUSED = [
         "locked",
     ),
 ]
+
+
+JOB = {field.name: field.metadata["kind"] for field in fields(SkyJob)}
+VALUES = [
+    (
+        Requirement(),
+        ("torch==2.13.0|numpy[a,b]>=2,<3|numpy~=2.0,!=2.1|numpy (==2.0)|numpy == 2.*|numpy===2|t @ https://x/y.whl"
+        '|numpy==2.0 ; python_version < "3.12"|a==1 --hash=sha256:ab --hash=sha256:cd|a==1 # why|a[]|a==1+cu126'
+        "|git+https://github.com/a/b@abc#egg=b|https://x/y.whl|file:///x/y.whl|-r FILE|-c FILE|--requirement=F"
+        "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"),
+        ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
+        "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--no-such|$FOO|a==1,==2|a==1, == 2|;|a'b"),
+    ),
+    (JOB["memory"], "64|64+|0.5|64GB|1TB|512mb|64Gi+", "0|0GB|-1|GB|64 GB|64G|+"),
+    (JOB["cpus"], "8|8+|0.5", "0|0.0|8GB|x"),
+    (JOB["accelerators"].leaf, "L4|RTX_4090|A100-80GB:8|tpu-v4-8", "A100:0|A100:|:8|8|A 1"),
+    (
+        JOB["infra"].leaf,
+        ("aws|aws/us-east-1/us-east-1a|gcp/*/us-central1-a|k8s|k8s/arn:aws:eks:us-east-1:123:cluster/my"
+        "|kubernetes/gke_p_us-central1_c|slurm/cluster/part|ssh/pool"),
+        "AWS|aws/|aws/a/b/c|k8s/|k8s/a b|aws/a:b",
+    ),
+    (JOB["instance_type"], "p4d.24xlarge|VM.GPU.A10.1$_4_64|Standard_NC24ads_A100_v4", "a b|$x|a;b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "accepted", "refused"), VALUES)
+def test_values_as_pip_and_skypilot_take_them(kind: Text, accepted: str, refused: str) -> None:
+    assert [kind.parse_text(text) for text in accepted.split("|")] == accepted.split("|")
+    for text in refused.split("|"):
+        with pytest.raises(Refused):
+            kind.parse_text(text)
+
+
+def test_a_file_of_requirements_travels_in_the_bundle(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "job.yaml").write_text(on_sky(f"{BUCKET}, requirements: [-r ./own.txt]"))
+    outcome = run("render", "job.yaml", "--target", "sky")
+    assert (outcome.code, "requirements" in outcome.err) == (0, False)
+    assert (tmp_path / "build/gpt/code/own.txt").read_text() == "torch==2.13.0\n"
 
 
 @pytest.mark.parametrize(("sky", "top", "where", "word"), REFUSED)

@@ -8,6 +8,7 @@ directory. Standard library only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from train.base.console import say
@@ -27,6 +28,9 @@ from train.base.processes import die_with_parent
 
 # The list of the installed packages. It is written last, so that its presence proves that the environment is complete.
 INSTALLED = "installed.txt"
+_LISTED = "requirements.txt"
+# A line that has pip read a file. A relative one starts at `code` of the bundle, from which the installation runs.
+_READS_FILE = re.compile(r"(-[rc]|--requirement|--constraint)[= ] *(.+)")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
@@ -72,8 +76,31 @@ def enter(environment: Path) -> None:
 
 
 def _of_list(options: argparse.Namespace) -> Path:
-    content = "".join(f"{line}\n" for line in options.requirements)
-    return _make_once(options.place.expanduser().absolute(), content)
+    environment = options.place.expanduser().absolute()
+    content = "".join(f"{line}\n" for line in _lines(options.requirements))
+    with contextlib.suppress(FileNotFoundError):
+        if (environment / _LISTED).read_text(
+            "utf-8"
+        ) != content:  # a file that it reads has changed
+            (environment / INSTALLED).unlink()
+    return _make_once(environment, content)
+
+
+def _lines(requirements: Sequence[str]) -> Iterator[str]:
+    """Yield the requirements, each file that they read with its path on this host and its hash. Raises Refusal."""
+    for line in requirements:
+        reads = _READS_FILE.fullmatch(line)
+        if reads is None:
+            yield line
+            continue
+        file = Path("code", os.path.expanduser(reads[2])).absolute()
+        try:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            message = f"{file}: {error.strerror}; correct {line} in requirements"
+            raise Refusal(EXIT_UNAVAILABLE, message) from None
+        yield f"{reads[1]} {file}"
+        yield f"# sha256:{digest}"
 
 
 def _make_once(environment: Path, content: str, lock: Path | None = None) -> Path:
@@ -116,7 +143,7 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
             f"no virtual environment could be made with {sys.executable}; on Debian and Ubuntu that "
             "takes python3-venv (setup: [sudo apt-get install -y python3-venv])",
         )
-    listed = environment / "requirements.txt"
+    listed = environment / _LISTED
     listed.write_text(content, "utf-8")
     hashed = ("--require-hashes", "--no-deps") if lock else ()
     if _fails(*install, "--quiet", *hashed, "-r", str(listed)):

@@ -15,9 +15,22 @@ from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import Prefix
 from ddpgen.spec.times import Duration
+from ddpgen.tiers.sky.requirement import Requirement
 
-_GPUS = Text(r"[A-Za-z][A-Za-z0-9.-]*:[1-9][0-9]{0,3}", "a type and a number, like A100:8")
-_QUANTITY = Text(r"[1-9][0-9]*(\.[0-9]+)?\+?", 'an amount like "8", or "8+" for at least that')
+# A number that is not 0.
+_POSITIVE = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?"
+_GPUS = Text(
+    r"[A-Za-z][A-Za-z0-9._-]*(:[1-9][0-9]{0,3})?", "a type and a number, like A100:8; L4 is one"
+)
+_CPUS = Text(rf"{_POSITIVE}\+?", 'a number like "8", or "8+" for at least that')
+_MEMORY = Text(
+    rf"{_POSITIVE}([KMGTPkmgtp][BIbi])?\+?", 'GB like "64", "64GB", or "64+" for at least that'
+)
+# A context of Kubernetes may be an ARN, which holds colons and slashes.
+_INFRA = Text(
+    r"[a-z0-9]+(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*",
+    "a cloud like aws, aws/REGION[/ZONE] or k8s/CONTEXT",
+)
 _BUCKET = Text(
     r"(s3|gs|r2|cos|oci|nebius|coreweave|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
@@ -54,17 +67,13 @@ class SkyJob(JobSpec):
     bucket: Bucket | None = setting(Group(Bucket, shorthand="url"), None)
     accelerators: tuple[str, ...] = setting(Texts(_GPUS), ())
     ordered: bool = setting(Flag(), False)
-    infra: tuple[str, ...] = setting(
-        Texts(
-            Text(r"[a-z0-9]+(/[A-Za-z0-9*._@-]+){0,2}", "a cloud like aws, or aws/REGION[/ZONE]")
-        ),
-        (),
-    )
+    infra: tuple[str, ...] = setting(Texts(_INFRA), ())
     instance_type: str | None = setting(
-        Text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a cloud's name for a machine, like p4d.24xlarge"), None
+        Text(r"[A-Za-z0-9][A-Za-z0-9._$-]*", "a cloud's name for a machine, like p4d.24xlarge"),
+        None,
     )
-    cpus: str | None = setting(_QUANTITY, None)
-    memory: str | None = setting(_QUANTITY, None)
+    cpus: str | None = setting(_CPUS, None)
+    memory: str | None = setting(_MEMORY, None)
     spot: bool = setting(Flag(), True)
     on_demand_fallback: bool = setting(Flag(), False)
     disk_size: int | None = setting(WholeNumber(1, 100_000), None)
@@ -79,18 +88,15 @@ class SkyJob(JobSpec):
     )
     autostop: float | None = setting(Duration(), None)
     recovery: Recovery = setting(Group(Recovery, shorthand="strategy"), Recovery)
-    requirements: tuple[str, ...] = setting(
-        Texts(
-            Text(
-                r"(--[a-z]|[A-Za-z0-9])[^'\0-\x1f]*",
-                "a line of a requirements file, like torch==2.13.0, without single quotes",
-            )
-        ),
-        (),
-    )
+    requirements: tuple[str, ...] = setting(Texts(Requirement()), ())
     setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
     preempted_every: float | None = setting(Duration(), None)
     notices: bool = setting(Flag(), True)
+
+    @property
+    def gpu_counts(self) -> set[int]:
+        """The numbers of GPUs in `accelerators`."""
+        return {int(item.partition(":")[2] or 1) for item in self.accelerators}
 
     @property
     def preempted_after(self) -> float | None:

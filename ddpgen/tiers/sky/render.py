@@ -21,6 +21,7 @@ from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
+from ddpgen.tiers.sky.requirement import file_of, floats
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -111,9 +112,8 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
 
 
 def _machines(job: SkyJob) -> Iterator[Conflict]:
-    counts = {int(item.rpartition(":")[2]) for item in job.accelerators}
-    if counts - {job.gpus_per_node or 0}:
-        gpus = max(counts - {job.gpus_per_node or 0})
+    if others := job.gpu_counts - {job.gpus_per_node or 0}:
+        gpus = max(others)
         problem = f"{gpus} GPUs on a machine, where the job uses {job.gpus_per_node or 0}"
         fields = ("accelerators", "gpus_per_node", "procs_per_node")
         yield Conflict(fields, problem, f"write gpus_per_node: {gpus} and procs_per_node: {gpus}")
@@ -150,21 +150,21 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
     names = [
         re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() for requirement in job.requirements
     ]
-    if names and "torch" not in names:
+    names_known = bool(names) and not any(map(file_of, job.requirements))
+    if names_known and "torch" not in names:
         problem = "are all that the job's Python will have, and torch is not among them"
         yield Conflict(("requirements",), problem, "add torch==VERSION", False)
     needed = _PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
-    if names and needed and needed not in names:
+    if names_known and needed and needed not in names:
         problem = (
             f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
         )
         yield Conflict(("requirements", "checkpoint.dir"), problem, f"add {needed}==VERSION", False)
     for i, requirement in enumerate(job.requirements):
-        if "==" not in requirement and "@" not in requirement and not requirement.startswith("-"):
+        fields = (f"requirements[{i}]", "requirements")
+        if floats(requirement):
             problem = f"{requirement} is another version next month, on the machine that takes over"
-            yield Conflict(
-                (f"requirements[{i}]", "requirements"), problem, "write NAME==VERSION", False
-            )
+            yield Conflict(fields, problem, "write NAME==VERSION", False)
 
 
 def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:

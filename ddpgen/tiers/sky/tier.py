@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.sky import plan, render
 from ddpgen.tiers.sky.fields import SkyJob
+from ddpgen.tiers.sky.requirement import file_of
 from ddpgen.tiers.tier import Follow, Tier
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class Sky(Tier[SkyJob]):
 
     def check(self, job: SkyJob) -> Iterable[Conflict]:
         return render.check(job)
+
+    def files(self, job: SkyJob) -> Mapping[str, str]:
+        files = {file_of(line): f"requirements[{i}]" for i, line in enumerate(job.requirements)}
+        return {file: field for file, field in files.items() if file and file[0] not in "/~"}
 
     def plan(self, job: SkyJob) -> Plan:
         return plan.plan(job)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from train.base.errors import EXIT_UNAVAILABLE
 from train.launch import install
 
 WAIT_S = 30
@@ -29,6 +30,7 @@ class Maker:
         assert self.may_end.wait(WAIT_S)
         (environment / "bin").mkdir(parents=True, exist_ok=True)
         (environment / "bin" / "python").touch(0o755)
+        (environment / "requirements.txt").write_text(content)
         (environment / install.INSTALLED).write_text(content)
 
 
@@ -46,6 +48,25 @@ def asked(place: Path) -> int:
 def test_one_that_is_whole_is_not_made_again(maker: Maker, tmp_path: Path) -> None:
     assert [asked(tmp_path / "env"), asked(tmp_path / "env")] == [0, 0]
     assert maker.made == [False]
+
+
+def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "code" / "own.txt"
+    file.parent.mkdir()
+
+    def ask() -> int:
+        return install.main([str(tmp_path / "env"), "--", "torch", "-r own.txt"])
+
+    assert ask() == EXIT_UNAVAILABLE
+    for text in ("numpy==2.0", "numpy==2.0", "numpy==2.1"):
+        file.write_text(text)
+        assert ask() == 0
+    assert maker.made == [False, True]
+    listed = (tmp_path / "env" / "requirements.txt").read_text()
+    assert listed.startswith(f"torch\n-r {file}\n# sha256:")
 
 
 @pytest.mark.parametrize("missing", [install.INSTALLED, "bin/python"])
