@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpgen.resources import resource
+from ddpgen.adopt import workloads
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Resume, Train
-from ddpgen.spec.rules import WORKLOADS, Conflict
+from ddpgen.spec.rules import Conflict
 
 # A script that calls one of these saves files.
 _SAVE_CALLS = frozenset([
@@ -40,7 +40,7 @@ _TRAINERS = ("Trainer", "Fabric")
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
-    yield from _workload(job.train)
+    yield from workloads.check(job, home)
     yield from _command(job.train.command)
     yield from _placeholders(job.train)
     yield from _lost_patterns(job)
@@ -71,25 +71,6 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _arguments(job, script)
     yield from _saves(path.parent, script, job.train.resume)
     yield from _lost_saves(job, script)
-
-
-def _workload(train: Train) -> Iterator[Conflict]:
-    """Yield the names in `args` that a built-in workload does not know, before the job waits for machines."""
-    if train.workload not in WORKLOADS or not isinstance(train.args, Mapping):
-        return
-    arguments = arguments_of(train.workload) if train.args else ()
-    for name in train.args:
-        if name not in arguments:
-            problem, field = f"is unknown to workload {train.workload}", f"train.args.{name}"
-            yield Conflict((field, "train.args"), problem, did_you_mean(name, arguments))
-
-
-def arguments_of(workload: str) -> tuple[str, ...]:
-    """Return the arguments of a built-in workload: those of its build() in the training module."""
-    tree = ast.parse((resource("train") / "workloads" / f"{workload}.py").read_bytes())
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    build = next(function for function in functions if function.name == "build")
-    return tuple(argument.arg for argument in build.args.kwonlyargs)
 
 
 def _command(words: Sequence[str]) -> Iterator[Conflict]:

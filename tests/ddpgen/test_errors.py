@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import program
+from ddpgen.adopt import program, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -35,6 +35,7 @@ from tests.ddpgen import (
     test_rules,
     test_sky,
     test_slurm,
+    test_workload_arguments,
 )
 from tests.ddpgen import test_read_script as scripts
 from tests.ddpgen.conftest import GPT, findings
@@ -67,6 +68,7 @@ SPECS: list[tuple[str, str | bytes]] = [
     *((str(each), test_rules.spec(**each)) for each, *_ in test_rules.CONFLICTS),
     *((str(each), test_rules.spec(**each)) for each, *_ in test_rules.UNWISE),
     *((str(each), test_rules.spec(**each)) for each, where, _ in test_rules.UNFILLED if where),
+    *((text, text) for text, *_ in test_workload_arguments.TOLD),
     ("more processes than a plan can list", test_rules.TOO_MANY),
     *((train, test_own_script.with_train(train)) for train, *_ in test_own_script.REFUSED),
     *((f"hosts: {text}", test_hosts.hosts(text)) for text, *_ in test_hosts.REFUSED),

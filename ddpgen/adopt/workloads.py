@@ -1,0 +1,159 @@
+"""The arguments of the built-in workloads that they would refuse after the start, on machines that a job has waited for.
+
+Reads the checks of each argument from the source of its workload, so that a range is written once. Owns the rules that
+the source does not state as such a check.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpgen.resources import resource
+from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.places import path_fault
+from ddpgen.spec.rules import WORKLOADS, Conflict
+
+MOST = 10**9  # of anything that a workload counts, but max_bytes, which only limits
+_MOST_PARAMETERS = 10**12  # each process holds all of them
+_LIBRARY_BYTES = 50_000_000  # the source of Python's standard library has less in every version
+_MNIST_CLASSES = 10
+_PATHS = ("text", "data_dir")
+
+
+class Argument(NamedTuple):
+    """One argument of a workload: its default, the name of the check in train/workloads/arguments.py, and its bound."""
+
+    default: Any
+    check: str = ""
+    bound: float = 1
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the arguments that the job's built-in workload does not take. `home`: the spec's directory."""
+    name, args = job.train.workload, job.train.args
+    if name not in WORKLOADS or not isinstance(args, Mapping) or not args:
+        return
+    declared = arguments_of(name)
+    refused = False
+    for argument, value in args.items():
+        fields = (f"train.args.{argument}", "train.args")
+        if argument not in declared:
+            refused = True
+            remedy = did_you_mean(argument, declared)
+            yield Conflict(fields, f"is unknown to workload {name}", remedy)
+        elif expected := _expected(argument, value, declared[argument]):
+            refused = True
+            yield Conflict(fields, f"is {value!r} in workload {name}", f"write {expected}")
+        elif argument in _PATHS and (fault := path_fault(str(value))):
+            refused = True
+            yield Conflict(fields, fault.problem, fault.remedy)
+    if not refused:
+        values = {
+            argument: args.get(argument, found.default) for argument, found in declared.items()
+        }
+        yield from _together(name, args, values, job, home)
+
+
+@functools.cache
+def arguments_of(workload: str) -> Mapping[str, Argument]:
+    """Return the arguments of a built-in workload: those of its build() in the training module."""
+    tree = ast.parse((resource("train") / "workloads" / f"{workload}.py").read_bytes())
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    build = next(function for function in functions if function.name == "build")
+    found = {
+        argument.arg: Argument(default.value if isinstance(default, ast.Constant) else "")
+        for argument, default in zip(build.args.kwonlyargs, build.args.kw_defaults, strict=True)
+    }
+    for call in ast.walk(build):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        match call.func.value, call.args:
+            case ast.Name(id="arguments"), [ast.Constant(value=str(name)), *_]:
+                bounds = [k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)]
+                bound = next((value for value in bounds if isinstance(value, (int, float))), 1)
+                found[name] = found[name]._replace(check=call.func.attr, bound=bound)
+    return found
+
+
+def _expected(name: str, value: Any, argument: Argument) -> str:
+    """Return the values that the argument may have, in words; "" if `value` is one of them."""
+    if value is None and argument.default is None:
+        return ""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    most = math.inf if name == "max_bytes" else MOST
+    checks: Mapping[str, tuple[Callable[[], bool], str]] = {
+        "whole_number": (
+            lambda: number and isinstance(value, int) and argument.bound <= value <= most,
+            f"a whole number from {argument.bound:g}" + (f" to {MOST}" if most == MOST else ""),
+        ),
+        "number": (lambda: number and value > argument.bound, f"a number above {argument.bound:g}"),
+        "probability": (lambda: number and 0 <= value < 1, "a number from 0 to below 1"),
+        "flag": (lambda: isinstance(value, bool), "true or false"),
+        "text": (lambda: isinstance(value, str) and bool(value), "a text"),
+        "": (lambda: isinstance(value, Mapping), "a mapping of names to values"),
+    }
+    fits, words = checks[argument.check]
+    return "" if fits() else words
+
+
+def _together(
+    name: str, args: Mapping[str, Any], values: Mapping[str, Any], job: JobSpec, home: Path
+) -> Iterator[Conflict]:
+    """Yield the values that fit each for itself, and not together. `args`: those that the spec gives."""
+    # Here, so that a render of a job without arguments need not import it.
+    from ddpgen.measure.parameters import counted
+
+    count = counted(name, args)
+    if count is not None and count > _MOST_PARAMETERS:
+        problem = f"makes a model of {count:.1e} parameters, and each process holds all of them"
+        yield Conflict(("train.args",), problem, "make it smaller")
+    if name == "mnist" and values["classes"] < _MNIST_CLASSES and not values["sha256"]:
+        problem = f"is {values['classes']}, and MNIST has {_MNIST_CLASSES} classes"
+        remedy = "write 10, or name pictures of your own in data_dir and sha256"
+        yield Conflict(("train.args.classes",), problem, remedy)
+    if name != "gpt":
+        return
+    if values["width"] % values["heads"]:
+        problem = f"{values['width']} (width) is not a multiple of {values['heads']} heads"
+        nearest = max(1, values["width"] // values["heads"]) * values["heads"]
+        remedy = f"write width: {nearest}, or a number of heads that divides it"
+        yield Conflict(("train.args.heads", "train.args.width"), problem, remedy)
+    text = values["text"]
+    size = _LIBRARY_BYTES if text is None else _bytes_of(text, job, home)
+    if size is None:
+        problem = f"{text} is not in code ({', '.join(job.code) or 'which is not given'})"
+        remedy = "add it to code, or write the path that it has on the hosts"
+        yield Conflict(("train.args.text", "code"), problem, remedy)
+        return
+    size, window = min(size, values["max_bytes"]), values["seq_len"] + 1
+    held_out = max(math.ceil(size * values["holdout"]), window) if values["holdout"] else 0
+    if size - held_out < window:
+        problem = f"{size:g} bytes of text are too few for windows of seq_len: {window - 1}"
+        fields = ("train.args.seq_len", "train.args.max_bytes", "train.args.holdout", "train.args")
+        yield Conflict(fields, problem, "write a smaller seq_len, or give more text")
+
+
+def _bytes_of(text: str, job: JobSpec, home: Path) -> float | None:
+    """Return the bytes that a file or folder has at most: infinity if it is on the hosts. None if it is not in `code`."""
+    if text.startswith(("/", "~")):
+        return math.inf
+    for code in map(home.joinpath, job.code):
+        place = code if code.is_file() and code.name == text else code / text
+        if place.is_file():
+            return place.stat().st_size
+        if place.is_dir():
+            sizes = (
+                os.path.getsize(os.path.join(folder, file))
+                for folder, _, files in os.walk(place)
+                for file in files
+                if os.path.isfile(os.path.join(folder, file))
+            )
+            return sum(sizes)
+    return None
