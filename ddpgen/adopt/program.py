@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpgen.adopt import workloads
+from ddpgen.adopt import source, workloads
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import Conflict
@@ -45,27 +45,18 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _placeholders(job.train)
     yield from _lost_patterns(job)
     yield from _words(job.train)
-    if not job.train.script or not job.train.user_file:
-        return
-    name = job.train.script
-    paths = [
-        home / code_path if Path(code_path).name == name else home / code_path / name
-        for code_path in job.code
-    ]
-    path = next(filter(Path.is_file, paths), None)
+    yield from source.module(job, home)
+    path = source.python_file(job, home)
     if path is None:
         return
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError) as error:
-        location = f"{path.name}:{getattr(error, 'lineno', 1)}"
-        # The error's own text has a file <unknown>, and the line once more.
-        problem = error.msg if isinstance(error, SyntaxError) else error
-        yield _warning(
-            "train.script", f"{location}: this is no Python here: {problem}", "correct it"
-        )
+    parsed = source.parsed(path, f"train.{job.train.program_field}")
+    if isinstance(parsed, Conflict):
+        yield parsed
         return
-    script = _Script(path.name, tree)
+    if job.train.workload:
+        yield from source.function(job.train.workload, parsed)
+        return
+    script = _Script(path.name, parsed)
     yield from _gpus(job, script)
     yield from _devices(job, script)
     yield from _arguments(job, script)

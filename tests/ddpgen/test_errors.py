@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import program, workloads
+from ddpgen.adopt import program, source, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -86,6 +86,7 @@ SPECS: list[tuple[str, str | bytes]] = [
 ]
 # The same for what the text of a script, or of its arguments, gives away.
 SCRIPTS = [
+    *((text, spec, text) for spec, text, *_ in scripts.NOT_THERE if "\0" not in text),
     *((text, scripts.with_args("{}"), text) for text, *_ in scripts.SURPRISES),
     (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
     ("no arguments", scripts.with_args("{}"), scripts.PARSER),

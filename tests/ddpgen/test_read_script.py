@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpgen.adopt.program import check, outline
+from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import ROOT, Fault, Run
 
@@ -60,8 +61,81 @@ def told(tmp_path: Path, text: str, args: str = "{}") -> list[Fault]:
     return [Fault(each.fields[0], f"{each.problem}; {each.remedy}") for each in found]
 
 
+WORKLOAD = """\
+name: a
+procs_per_node: 2
+code: code
+train: {workload: 't.py:build', steps: 1, global_batch_size: 4, micro_batch_size: 1}
+"""
+NOT_THERE = [
+    (with_args("{}"), "x = (\n", "train.script", "t.py:1: this is no Python"),
+    (with_args("{}"), "x = 1\0\n", "train.script", "t.py:1: this is no Python"),
+    (WORKLOAD, "def build(:\n", "train.workload", "t.py:1: this is no Python"),
+    (WORKLOAD, "def biuld(context):\n    build = 1\n", "train.workload", "t.py has no build; did you mean biuld?"),
+    ("name: a\ncode: code\ntrain: {script: 'module:t.x'}\n", "", "train.script", "there is no module t.x in code/t"),
+]  # fmt: skip
+
+
+def conflicts(place: Path, spec: str, text: str) -> list[Conflict]:
+    """What is found in code/t.py, which has this text."""
+    (place / "code").mkdir(exist_ok=True)
+    (place / "code" / "t.py").write_text(text)
+    return list(check(read(spec.encode(), "a.yaml")["local"].job, place))
+
+
+@pytest.mark.parametrize(("spec", "text", "field", "word"), NOT_THERE)
+def test_what_the_job_names_has_to_be_there(
+    spec: str, text: str, field: str, word: str, tmp_path: Path
+) -> None:
+    (conflict,) = conflicts(tmp_path, spec, text)
+    assert conflict.fatal
+    assert conflict.fields[0] == field
+    assert f"{conflict.problem}; {conflict.remedy}".startswith(word)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(context): ...",
+        "async def build(context): ...",
+        "from models import make as build",
+        "if True:\n    build = 1",
+        "from models import *",
+        "globals()['build'] = 1",
+        "def f():\n    global build\n    build = 1",
+        "class build: ...",
+    ],
+)
+def test_a_function_that_may_be_there_is_not_missed(text: str, tmp_path: Path) -> None:
+    assert conflicts(tmp_path, WORKLOAD, text) == []
+
+
+def test_syntax_of_a_newer_python_is_a_warning(tmp_path: Path) -> None:
+    (conflict,) = conflicts(tmp_path, WORKLOAD, "def f[T](x: T ->): ...\n")
+    assert not conflict.fatal
+
+
+@pytest.mark.parametrize(
+    ("module", "refused"),
+    [
+        ("pkg.m", False),
+        ("pkg", True),
+        ("pkg.sub", False),
+        ("pkg.no", True),
+        ("pkg.sub.no", True),
+        ("t", False),
+        ("installed.there", False),
+    ],
+)
+def test_a_module_of_a_package_in_code(module: str, refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "code/pkg/sub").mkdir(parents=True)
+    for name in ("pkg/__init__.py", "pkg/m.py", "pkg/sub/__main__.py"):
+        (tmp_path / "code" / name).touch()
+    spec = f"name: a\ncode: code\ntrain: {{script: 'module:{module}'}}\n"
+    assert bool(conflicts(tmp_path, spec, "")) == refused
+
+
 SURPRISES = [
-    ("x = (\n", "train.script", "t.py:1: this is no Python"),
     ("m.save(m.load())\nm.to('cuda')\n", "train.script", "t.py:2 asks for cuda"),
     ("m.save(m.load())\nm.cuda()\n", "train.script", "t.py:2 asks for cuda"),
     ("m.save(m.load())\ndist.init_process_group('nccl')\n", "train.script", "t.py:2 asks for nccl"),
