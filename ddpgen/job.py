@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.adopt import program
+from ddpgen.adopt import lines, program
 from ddpgen.bundle import code, lock, source
 from ddpgen.driver.wording import first_names
 from ddpgen.errors import (
@@ -22,6 +22,7 @@ from ddpgen.errors import (
 )
 from ddpgen.site import layers
 from ddpgen.site.layers import AS_WRITTEN, Chosen
+from ddpgen.spec import unwise
 from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading, read_tree
@@ -78,6 +79,8 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
         conflicts = (
             *code.check(reading.job, home, _extra(reading)),
             *program.check(reading.job, home),
+            *lines.check(reading.job),
+            *unwise.conflicts(reading.job),
             *lock.check(reading.job, reading.filename),
             *_unknown_codes(reading.job),
             *tier.check(reading.job),

@@ -225,12 +225,13 @@ def _is_checkpoints(directory: Path) -> bool:
 
 def _patterns(root: Path) -> list[re.Pattern[str]]:
     """Return the patterns of files to leave out: those of every job, and those of the user's .ddpgenignore."""
+    file = root / IGNORE_FILE
+    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+        raise FileTroubleError(f"{file} is no file; remove it")
     try:
-        lines = (root / IGNORE_FILE).read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
+        lines = file.read_text("utf-8").splitlines() if file.exists() else []
     except (OSError, UnicodeDecodeError) as error:
-        raise FileTroubleError(f"{root / IGNORE_FILE}: cannot be read: {error}") from None
+        raise FileTroubleError(f"{file}: cannot be read: {error}") from None
     ignored = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return [_pattern(line) for line in (*EXCLUDED, *ignored)]
 

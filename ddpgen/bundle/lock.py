@@ -49,7 +49,7 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     fields, lock = ("environment.packages", "environment"), path(spec)
     lock_advice = f"write it with {shlex.join(['ddpgen', 'lock', spec])}"
     try:
-        text = lock.read_text("utf-8")
+        text = _text(lock)
     except FileNotFoundError:
         yield Conflict(fields, f"is locked, and there is no {lock}", lock_advice)
         return
@@ -92,7 +92,14 @@ def container(job: JobSpec, spec: str) -> str:
     if not job.locked:
         return ""
     try:
-        head_facts = facts(path(spec).read_text("utf-8")) or {}
+        head_facts = facts(_text(path(spec))) or {}
     except (OSError, UnicodeDecodeError):  # check() reports it
         return ""
     return head_facts.get("container", "")
+
+
+def _text(lock: Path) -> str:
+    """Return the text of a lock. Raise OSError, UnicodeDecodeError."""
+    if lock.exists() and not lock.is_file():  # to open a pipe would wait for ever
+        raise OSError("it is no file")
+    return lock.read_text("utf-8")

@@ -91,8 +91,11 @@ def write(
 
 def listing(directory: Path) -> dict[str, Any]:
     """Return the bundle.json of this directory; {} if it is missing or invalid."""
+    file = directory / LISTING
+    if not file.is_file():  # to open a pipe would wait for ever
+        return {}
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        facts = json.loads((directory / LISTING).read_bytes())
+        facts = json.loads(file.read_bytes())
         kinds = {"files": dict, "spec": dict, "targets": list}
         if isinstance(facts, dict) and all(
             isinstance(facts.get(name, kind()), kind) for name, kind in kinds.items()

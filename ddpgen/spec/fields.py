@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 REQUIRED = object()
 MAX_INTEGER = 2**63 - 1
+# Linux starts no program with a longer argument or variable (MAX_ARG_STRLEN: 128 KiB). The rest is for its name.
+MAX_BYTES = 127 << 10
 MAX_NUMBER_LENGTH = 60  # characters of a number; a longer text is refused at once
 
 
@@ -134,6 +136,7 @@ class Text(Leaf):
             raise Refused(problem, f'write "{raw.text}" in quotes')
         if not raw.text:
             raise Refused("is empty", f"write {self.allowed}")
+        refuse_oversized(raw.text)
         if self.pattern and not re.fullmatch(self.pattern, raw.text, re.ASCII):
             raise Refused(f"{show(raw.text)} does not fit", f"write {self.allowed}")
         return raw.text
@@ -298,6 +301,14 @@ def refuse_non_number(raw: Scalar, allowed: str) -> None:
     if re.fullmatch(r"[-+]?0[0-9_]+", raw.text, re.ASCII):
         problem = f"YAML reads the leading zero of {raw.text} as octal"
         raise Refused(problem, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
+
+
+def refuse_oversized(text: str) -> None:
+    """Raise Refused for a text that no argument or variable can hold."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        problem = f"has {size >> 10} KiB, and a program takes {MAX_BYTES >> 10} in one argument or variable"
+        raise Refused(problem, "write it into a file, and name the file")
 
 
 def refuse_long(raw: Scalar, allowed: str) -> None:

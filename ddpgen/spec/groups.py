@@ -6,6 +6,7 @@ overlays. Pure.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
@@ -23,6 +24,7 @@ from ddpgen.spec.fields import (
     decimal,
     describe,
     refuse_non_number,
+    refuse_oversized,
     show,
     similar,
 )
@@ -178,11 +180,21 @@ class Arguments(Pairs):
         return super().read(node, path, walk)
 
     def read_item(self, item: Node, path: Path, walk: Walk) -> Any:
-        if not walk.for_script:
-            return self._free(item, path, walk)
-        if isinstance(item, Listing):
-            return [self._word(entry, path, walk) for entry in item.items]
-        return self._word(item, path, walk)
+        if walk.for_script and isinstance(item, Listing):
+            return [self._argument(entry, path, walk, self._word) for entry in item.items]
+        return self._argument(item, path, walk, self._word if walk.for_script else self._free)
+
+    def _argument(
+        self, node: Node, path: Path, walk: Walk, read: Callable[[Node, Path, Walk], Any]
+    ) -> Any:
+        """Return the value of what becomes one argument of the program."""
+        value = read(node, path, walk)
+        try:
+            refuse_oversized(value if isinstance(value, str) else json.dumps(value))
+        except Refused as refused:
+            walk.refuse(node, refused)
+            walk.invalid_fields.add(dotted(path))
+        return value
 
     def _word(self, node: Node, path: Path, walk: Walk) -> Any:
         """Return a value for a script as written, because version 1.10 is not 1.1, and 007 is not 7."""

@@ -21,6 +21,7 @@ EXCLUSIVE_FIELDS = (
 _SCRIPT_FIELDS = ("workload", "script", "command", "args", "threads")
 _SCRIPT_ONLY_FIELDS = ("args_style", "workdir", "resume", "guard", "stop")
 MAX_PROCESSES = 1 << 20  # each has a row in the plan
+MAX_PER_PROCESS = 4096  # threads, or processes that prepare its data
 WORKLOADS = ("gpt", "mnist", "toy")
 
 # Variables that bash or torchrun set. A value from the spec would be lost, or break the script.
@@ -215,6 +216,10 @@ def _machines(job: JobSpec) -> Iterator[Conflict]:
     if job.world_size > MAX_PROCESSES:
         problem = f"{job.world_size} processes are more than ddpgen plans for"
         yield Conflict(("nodes", "procs_per_node"), problem, f"start at most {MAX_PROCESSES}")
+    for name in ("threads", "data_workers"):
+        if getattr(job.train, name) > MAX_PER_PROCESS:
+            problem = f"{getattr(job.train, name)} for each process are more than a machine can run"
+            yield Conflict((f"train.{name}",), problem, f"write {MAX_PER_PROCESS} or fewer")
     if job.nodes != 1 and job.nic in ("lo", "lo0") and job.uniform:
         problem = "loopback reaches only the machine itself"
         yield Conflict(("nic",), problem, "name the interface towards the others, or leave it out")

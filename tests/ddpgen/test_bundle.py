@@ -300,6 +300,7 @@ def src(tmp_path: Path) -> Path:
         (src / name).parent.mkdir(parents=True, exist_ok=True)
         (src / name).write_text(name)
     (src / "run.sh").chmod(0o711)
+    (src / "my_model.py").write_text("build = 1")
     (src / "my_model.py").chmod(0o600)
     return src
 
@@ -422,7 +423,7 @@ def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_
     (src / "more").symlink_to("data")
     assert render(MODEL).code == 0
     files = tree(tmp_path / "build/gpt")
-    assert files["code/alias.py"][1] == b"my_model.py"
+    assert files["code/alias.py"][1] == b"build = 1"
     assert files["code/more/words.txt"][1] == b"data/words.txt"
     assert not (tmp_path / "build/gpt/code/alias.py").is_symlink()
 
@@ -448,6 +449,16 @@ def test_what_cannot_be_copied_is_refused(
     assert (refused.code, said in refused.err) == (74, True), refused.err
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [(".ddpgenignore", 74), ("sub/bundle.json", 74), ("../job.lock", 65)]
+)
+def test_a_pipe_is_never_opened(render: Render, src: Path, name: str, code: int) -> None:
+    os.mkfifo(src / name)
+    locked = "environment: locked\n" if "lock" in name else ""
+    refused = render(MODEL + locked)
+    assert (refused.code, Path(name).name in refused.err) == (code, True), refused.err
+
+
 def test_a_name_that_is_not_utf_8_is_refused(render: Render, src: Path) -> None:
     (src / os.fsdecode(b"b\xff.txt")).write_text("")
     (src / "é.txt").write_text("")
@@ -468,7 +479,7 @@ def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> Non
 
 def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "my_model.py").write_text("")
+    (tmp_path / "other" / "my_model.py").write_text("build = 1")
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
     assert refused.code == 74
     assert "both become code/my_model.py; " in refused.err

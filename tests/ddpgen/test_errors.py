@@ -69,6 +69,7 @@ SPECS: list[tuple[str, str | bytes]] = [
     *((str(each), test_rules.spec(**each)) for each, *_ in test_rules.UNWISE),
     *((str(each), test_rules.spec(**each)) for each, where, _ in test_rules.UNFILLED if where),
     *((text, text) for text, *_ in test_workload_arguments.TOLD),
+    ("a variable of 128 KiB", test_rules.spec(top=f"env: {{A: {test_rules.BIG}}}")),
     ("more processes than a plan can list", test_rules.TOO_MANY),
     *((train, test_own_script.with_train(train)) for train, *_ in test_own_script.REFUSED),
     *((f"hosts: {text}", test_hosts.hosts(text)) for text, *_ in test_hosts.REFUSED),
@@ -76,6 +77,12 @@ SPECS: list[tuple[str, str | bytes]] = [
     *((text, text) for text, *_ in test_places.REFUSED),
     ("shares of a script", test_hosts.SHARES),
     *((f"slurm: {tier}", test_slurm.on_slurm(tier)) for tier, *_ in test_slurm.REFUSED),
+    *(
+        (f"slurm: {tier}", test_slurm.on_slurm(tier))
+        for tier, where, _ in test_slurm.WARNED
+        if where
+    ),
+    ("name: logs", GPT.replace("name: gpt", "name: logs")),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
     *(

@@ -14,7 +14,7 @@ from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.ranks import ranks
 from ddpgen.tiers.registry import TIERS, read
-from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults, named
+from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults, findings, named
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
 
@@ -116,6 +116,14 @@ def test_a_list_of_hosts_that_cannot_run_is_refused_at_its_place(
 ) -> None:
     found = faults(hosts(text))
     assert named(found, where, word), found
+
+
+def test_a_temporary_directory_on_several_hosts_is_a_warning() -> None:
+    text = hosts("hosts: [a, b]\ncheckpoint: {dir: /tmp/x}")
+    (finding,) = findings(text)
+    assert (finding.fatal, finding.path) == (False, "targets.hosts.checkpoint.dir")
+    assert not findings(text.replace("[a, b]", "[a]"))
+    assert not findings(text.replace("/tmp", "/tmpx"))
 
 
 SHARES = "name: a\ntrain: {script: /t.py}\ntargets: {hosts: {hosts: [{name: a, share: 2}, b]}}\n"

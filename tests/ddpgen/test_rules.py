@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ddpgen.adopt import lines
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import Fault, faults, findings, named
 
@@ -103,6 +106,9 @@ CONFLICTS = [
     ({"top": "checkpoint: {dir: '/x/${USER}'}"}, "6:19 checkpoint.dir", "${USER} "),
     ({"top": "checkpoint: {dir: a$b/$1}"}, "6:19 checkpoint.dir", "$b "),
     ({"top": "checkpoint: {dir: ./a/x}"}, "6:19 checkpoint.dir", "build/a"),
+    ({"train": "threads: 5000"}, "12:12 train.threads", "4096"),
+    ({"train": "data_workers: 5000"}, "12:17 train.data_workers", "4096"),
+    ({"top": "python: {activate: [':', 'fi']}"}, "6:26 python.activate[1]", "is no bash"),
 ]
 
 
@@ -127,6 +133,23 @@ UNWISE = [
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),
     ({"train": "momentum: 0.5"}, "12:13 train.momentum", "adamw"),
+    ({"train": "optimizer: sgd\n  momentum: 1"}, "13:13 train.momentum", "diverges"),
+    ({"train": "lr: 11"}, "12:7 train.lr", "every step"),
+    ({"train": "weight_decay: 11"}, "12:17 train.weight_decay", "zero"),
+    ({"top": "rendezvous: {port: 1023}"}, "6:20 rendezvous.port", "root"),
+    ({"top": "rendezvous: {port: 65535}"}, "6:20 rendezvous.port", "last"),
+    ({"top": "rendezvous: {timeout: 4s}"}, "6:23 rendezvous.timeout", "over"),
+    ({"top": "rendezvous: {collective_timeout: 2d}"}, "6:34 rendezvous.collective_timeout", "days"),
+    (
+        {"what": "{script: /t.py}", "batch": "null", "micro": "null", "train": "stop: {grace: 2h}"},
+        "11:17 train.stop.grace",
+        "scheduler",
+    ),
+    ({"top": "env: {CUDA_VISIBLE_DEVICES: 0}"}, "6:29 env.CUDA_VISIBLE_DEVICES", "gpus_per_node"),
+    ({"top": "env: {OMP_NUM_THREADS: 4}"}, "6:24 env.OMP_NUM_THREADS", "threads"),
+    ({"top": "env: {SLURM_NTASKS: 4}"}, "6:21 env.SLURM_NTASKS", "Slurm"),
+    ({"top": "env: {TORCHELASTIC_RUN_ID: 4}"}, "6:28 env.TORCHELASTIC_RUN_ID", "torchrun"),
+    ({"top": "env: {PYTHONSAFEPATH: 1}"}, "6:23 env.PYTHONSAFEPATH", "hides"),
 ]
 
 
@@ -138,6 +161,72 @@ def test_what_is_only_unwise_is_a_warning(
     assert not finding.fatal
     assert Fault.of(finding).where == where
     assert word in finding.problem
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "logs"])
+def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> None:
+    (finding,) = findings(spec().replace("name: a", f"name: {name}"))
+    assert (finding.fatal, finding.path) == (False, "name")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rendezvous: {port: 1024}",
+        "rendezvous: {timeout: 5s, collective_timeout: 1d}",
+        "env: {NCCL_DEBUG: INFO, OMP_PROC_BIND: close, MY_SLURM_X: 1}",
+        "python: {activate: ['if true; then', 'echo x', 'fi', 'shopt -s extglob; ls !(a|b)']}",
+        "python: {activate: 'a=(1 2); f() { [[ $a =~ x ]]; }'}",
+    ],
+)
+def test_what_is_usual_is_no_warning(line: str) -> None:
+    assert not findings(spec(top=line))
+
+
+def test_lines_of_bash_are_read_once_for_all_tiers_and_run_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "env"))
+    (tmp_path / "env").write_text(f"touch {tmp_path}/ran")
+    lines._fault.cache_clear()
+    text = spec(top=f"python: {{activate: ['touch {tmp_path}/ran', 'fi']}}")
+    found = faults(f"{text}targets: {{local: {{}}, slurm: {{}}}}\n")
+    assert [fault.where for fault in found] == [f"6:{len(str(tmp_path)) + 35} python.activate[1]"]
+    assert lines._fault.cache_info().misses == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_lines_of_bash_on_a_machine_without_bash(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines._fault.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert not findings(spec(top="python: {activate: [done]}"))
+    lines._fault.cache_clear()
+
+
+BIG = "x" * (128 << 10)
+SCRIPT = "name: a\ntrain: {{script: /t.py, {}}}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        spec(top=f"env: {{A: {BIG}}}"),
+        spec(train=f"args: {{text: /{BIG}}}"),
+        SCRIPT.format(f"args: {{a: {BIG}}}"),
+        SCRIPT.format(f"args: {{a: [1, {BIG}]}}"),
+        SCRIPT.format(f"args: {{a: {{b: {BIG}}}}}"),
+        SCRIPT.format(f"args: [{BIG}]"),
+        f"name: a\ntrain: {{command: [a, {BIG}], resume: scratch}}\n",
+    ],
+    ids=range(7),
+)
+def test_a_text_that_no_program_takes_is_refused(text: str) -> None:
+    (fault,) = faults(text)
+    assert "128 KiB" in fault.text
+
+
+def test_a_text_of_a_hundred_thousand_is_taken() -> None:
+    assert not findings(spec(top=f"env: {{A: {'x' * 100_000}}}"))
 
 
 def test_a_fault_in_one_field_raises_no_second_complaint_about_it() -> None:

@@ -167,7 +167,7 @@ def test_another_list_of_requirements_is_another_environment(bundle: Callable[..
     first = job(f"{BUCKET}, requirements: [torch==2.13.0]")
     other = job(f"{BUCKET}, requirements: [torch==2.12.0]")
     assert plan(first).interpreter != plan(other).interpreter
-    place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
+    place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo \"it''s\"']")
     setup = yaml.safe_load((place / "sky.yaml").read_text())["setup"]
     made = quote(plan(first).interpreter).removesuffix("/bin/python")
     assert f"-m train install {made} -- torch==2.13.0" in setup
@@ -341,6 +341,12 @@ WARNED = [
         "no effect",
     ),
     (
+        f"{BUCKET}, cpus: 1",
+        "10:33 targets.sky.cpus",
+        "2 processes",
+    ),
+    (f"{BUCKET}, ordered: true", "10:36 targets.sky.ordered", "no effect"),
+    (
         f"{BUCKET}, preempted_every: 1h, checkpoint: {{every: 5min}}",
         "10:68 targets.sky.checkpoint.every",
         "preempted_every",
@@ -361,8 +367,8 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
         BUCKET,
         f"{BUCKET}, infra: k8s, rendezvous: {{launcher: env}}, preflight: off",
         f"{BUCKET}, rendezvous: {{launcher: torchrun-static}}, nic: eth0, notices: false",
-        f"{BUCKET}, setup: [\"echo it's\", 'echo $(x)'], requirements: ['torch==2.13.0']",
-        'checkpoint: {dir: "s3://bbb/it\'s $(here)"}, python: {activate: ["a \'b", c]}',
+        f"{BUCKET}, setup: ['echo \"it''s\"', 'echo $(x)'], requirements: ['torch==2.13.0']",
+        'checkpoint: {dir: "s3://bbb/it\'s $(here)"}, python: {activate: ["a \'b\'", c]}',
         f"{BUCKET}, python: \"/it's here/python\", secrets: [WANDB_API_KEY], env: {{A: '$(touch x)'}}",
         "bucket: {url: s3://bbb, mode: cached, path: /a.b/c-d}",
     ],
@@ -403,7 +409,7 @@ def test_a_secret_that_skypilot_was_not_given_is_named_on_the_machine(
     [
         ("exit 0", "sky.activate.sh (python.activate) failed"),
         ("false", "sky.activate.sh (python.activate) failed at line 2: false"),
-        ('echo "open', "sky.activate.sh: line 2: unexpected EOF"),
+        ("eval 'echo \"open'", "unexpected EOF"),
         ("head=1 port=2 python=3 DDPGEN_JOB=4; cd /", "--secret X_Y"),
     ],
 )
@@ -428,11 +434,12 @@ def test_a_signal_while_the_environment_is_set_up_brings_the_job_back(
     [
         ("exit 3", "sky.setup.sh (setup of the spec)"),
         ("false", " failed at line 5: false"),
-        ('echo "open', "sky.setup.sh: line 5: unexpected EOF"),
+        ("eval 'echo \"open'", "unexpected EOF"),
     ],
 )
 def test_setup_lines_are_contained(line: str, said: str, bundle: Callable[..., Path]) -> None:
-    done = runs(bundle(f"{BUCKET}, setup: ['{line}']"), "setup")
+    quoted = line.replace("'", "''")
+    done = runs(bundle(f"{BUCKET}, setup: ['{quoted}']"), "setup")
     assert said in done.stdout
     assert done.stdout.endswith("ended with 69\n")
 

@@ -17,7 +17,7 @@ from ddpgen.tiers.slurm.notation import ArrayIndices, Dependency, Directive, Nod
 from ddpgen.tiers.slurm.plan import plan
 from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
-from tests.ddpgen.conftest import ROOT, Run, check_bash, faults, named
+from tests.ddpgen.conftest import ROOT, Fault, Run, check_bash, faults, findings, named
 
 GPT = SMALL.replace("micro_batch_size: 4", "micro_batch_size: 1")
 
@@ -182,6 +182,32 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
     assert named(found, where, word), found
 
 
+WARNED = [
+    ("mem: 4", "9:16 targets.slurm.mem", "16G"),
+    ("mem: 1000K", "9:16 targets.slurm.mem", "16G"),
+    ("time: 1h, checkpoint: {every: 1h}", "9:41 targets.slurm.checkpoint.every", "limit"),
+    ("warning: 2d", "9:20 targets.slurm.warning", "65535"),
+    ("checkpoint: {dir: /tmp/x}", "9:29 targets.slurm.checkpoint.dir", "all nodes"),
+    ("cpus_per_proc: 1, train: {threads: 2}", "9:26 targets.slurm.cpus_per_proc", "2 threads"),
+    ("warning: 5min, step_time: 2s", "9:37 targets.slurm.step_time", "no effect"),
+    ("mail_on: END", "9:20 targets.slurm.mail_on", "mail_to"),
+    ("gpu_request: gres", "9:24 targets.slurm.gpu_request", "gpus_per_node"),
+    ("ssh_options: [-v]", "9:24 targets.slurm.ssh_options", "login"),
+    ("dir: /x", "9:16 targets.slurm.dir", "login"),
+    ("mem: 0", "", ""),
+    ("mem: 1G, time: 5min", "", ""),
+    ("mail_on: END, mail_to: me", "", ""),
+]
+
+
+@pytest.mark.parametrize(("slurm", "where", "word"), WARNED)
+def test_what_is_hardly_meant_is_a_warning(slurm: str, where: str, word: str) -> None:
+    told = findings(on_slurm(slurm))
+    assert [Fault.of(finding).where for finding in told] == ([where] if where else [])
+    assert not any(finding.fatal for finding in told)
+    assert all(word in Fault.of(finding).text for finding in told)
+
+
 NOTATIONS = [
     (ArrayIndices(), "3  0-7  1-1  1,3,5  0-15:4%2  1-3,7-9", "0-  -1  1,,2  1,  1-2-3  0-7%  %2  0:2  0-3%2,5"),
     (
@@ -239,7 +265,7 @@ SPECS = {
     "uv": 'environment: {uv: "/it\'s/here"}',
     "apptainer": "environment: {container: ~/i.sif}, gpus_per_node: 2",
     "pyxis": "environment: {container: {image: a/b:1, runtime: pyxis, mounts: [/data, '~/x:/x']}}",
-    "setup": 'setup: [\'a "b" $c\', "it\'s"], preflight: off',
+    "setup": "setup: ['a \"b\" $c', \"a 'b'\"], preflight: off",
     "static": "nodes: 2, rendezvous: {launcher: torchrun-static}",
     "env": "nodes: 2, rendezvous: {launcher: env}, nic: ib0",
     "hostile": "checkpoint: {dir: '/$(touch x)/`y`'}, python: \"/it's here/python\"",

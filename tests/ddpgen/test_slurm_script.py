@@ -132,7 +132,7 @@ def test_what_an_environment_sets_changes_nothing(batch: Batch, lines: list[str]
         (["module() { return 3; }", "module load x"], "3 slurm.activate.sh line 3: "),
         (["exit 5"], "5 slurm.activate.sh "),
         (["exit 0"], "0 slurm.activate.sh "),
-        (['echo "open'], " slurm.activate.sh "),
+        (["eval 'echo \"open'"], " slurm.activate.sh "),
         (["false | true"], "1 slurm.activate.sh line 2: ... | true"),
     ],
 )

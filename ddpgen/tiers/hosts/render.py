@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
-from ddpgen.spec import rules
+from ddpgen.spec import rules, unwise
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.places import number_fault
 from ddpgen.spec.rules import Conflict
@@ -35,6 +35,10 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         return
     yield from _names(job)
     yield from _numbers(job)
+    if len(job.hosts) > 1:
+        yield from unwise.temporary(
+            job, "name a directory that outlives a reboot, like ~/runs/NAME"
+        )
     on_nccl = backend(job) == "nccl"
     for i, host in enumerate(job.hosts):
         field = f"hosts[{i}]"
@@ -42,6 +46,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         for name in host.env.keys() & {secret.name for secret in job.secrets}:
             problem, remedy = f"{name} is in secrets as well", "leave one of them out"
             yield Conflict((f"{field}.env.{name}",), problem, remedy)
+        yield from unwise.environment(host.env, f"{field}.env")
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)

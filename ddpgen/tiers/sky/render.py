@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Word, expand_home, quote
-from ddpgen.spec import rules
+from ddpgen.spec import unwise
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
@@ -127,6 +127,12 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
+    if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
+        yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
+    if job.cpus and float(job.cpus.rstrip("+")) < job.procs_per_node > 1:
+        problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
+        remedy = f'write "{job.procs_per_node}+", or start fewer processes'
+        yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
     image = job.image or ""
     if "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
         problem = f"{image} looks like a container's image, and would be taken for a cloud's"

@@ -13,6 +13,8 @@ from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 # Slurm checks the time limits every half minute, so its signal may come up to a minute early.
 _SLACK_S = 60.0
 _WARNING_S = 300.0
+LONGEST_WARNING_S = 65535.0  # --signal takes no more
+_MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 # Options that this tier writes. `extra` may not repeat one, because sbatch silently takes the last value.
 WRITTEN_OPTIONS = frozenset([
     *DIRECTIVES, "chdir", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input",
@@ -35,7 +37,12 @@ def warning_s(job: SlurmJob) -> float:
         warning = (job.step_time or 0.0) + (job.write_time or 0.0) + _SLACK_S
     else:
         warning = _WARNING_S if job.time is None else min(_WARNING_S, job.time / 3)
-    return min(float(math.ceil(warning)), 65535.0)  # --signal takes no more
+    return min(float(math.ceil(warning)), LONGEST_WARNING_S)
+
+
+def memory_mib(mem: str) -> float:
+    """Return the MiB of a size. A number without a unit is in MiB."""
+    return float(mem.rstrip("KMGTkmgt")) * _MIB.get(mem[-1].upper(), 1)
 
 
 def clock(seconds: float) -> str:

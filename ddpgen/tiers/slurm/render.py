@@ -13,10 +13,14 @@ from typing import Any
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import JoinedWord, Var, pieces
+from ddpgen.spec import unwise
+from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
 from ddpgen.tiers.slurm.fields import SlurmJob
+
+_LEAST_MIB = 256  # of memory, below which Python with torch does not start
 
 
 def check(job: SlurmJob) -> Iterator[Conflict]:
@@ -29,6 +33,8 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
         from ddpgen.tiers.slurm import admission
 
         yield from admission.check(job, job.limits)
+    yield from _unwise(job)
+    yield from _without_effect(job)
     if job.checkpoint.shared is False:
         problem = (
             "slurm starts the job on other nodes next time, and they have to find its checkpoints"
@@ -65,6 +71,39 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
         )
         fields = ("warning", "step_time", "write_time", "time")
         yield Conflict(fields, problem, "write a longer time, or a shorter warning")
+
+
+def _unwise(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield a warning for each value that Slurm takes, and that is hardly meant."""
+    yield from unwise.temporary(job, "name a directory that all nodes see")
+    if job.mem and job.mem.strip("0KMGTkmgt") and directives.memory_mib(job.mem) < _LEAST_MIB:
+        problem = f"{job.mem} is {directives.memory_mib(job.mem):g} MiB on each node, in which no training starts"
+        yield Conflict(("mem",), problem, "write the unit: 16G", False)
+    every = job.checkpoint.every
+    if job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
+        problem = f"{every} is no shorter than the time limit, so only the warning saves"
+        yield Conflict(("checkpoint.every", "time"), problem, "write a shorter period", False)
+    if job.warning and job.warning > directives.LONGEST_WARNING_S:
+        problem = f"Slurm warns at most {directives.LONGEST_WARNING_S:g} s before the end"
+        yield Conflict(("warning",), problem, "write a shorter time, like 10min", False)
+    if job.cpus_per_proc and job.cpus_per_proc < job.train.threads:
+        problem = f"{job.train.threads} threads of each process share {job.cpus_per_proc} CPUs"
+        yield Conflict(("cpus_per_proc", "train.threads"), problem, "write as many CPUs", False)
+
+
+def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield a warning for each field that another one makes idle."""
+    for name in ("step_time", "write_time"):
+        if job.warning is not None and getattr(job, name) is not None:
+            yield unwise.no_effect(name, "where warning is given")
+    if not job.mail_to and job.mail_on != SlurmJob.mail_on:
+        yield unwise.no_effect("mail_on", "without mail_to")
+    if not job.gpus_per_node and job.gpu_request != SlurmJob.gpu_request:
+        yield unwise.no_effect("gpu_request", "without gpus_per_node")
+    if not job.login and job.ssh_options:
+        yield unwise.no_effect("ssh_options", "without login")
+    if not job.login and job.dir != SlurmJob.dir:
+        yield unwise.no_effect("dir", "without login")
 
 
 def _environment(job: SlurmJob) -> Iterator[Conflict]:

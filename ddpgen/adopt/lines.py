@@ -1,0 +1,89 @@
+"""The spec's own lines of bash (`activate`, `setup`), read by `bash -n` before any machine runs them.
+
+Runs bash only if the spec has such lines and this machine has bash. Nothing of the lines is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+_NAMES = ("activate", "setup")
+_TIMEOUT_S = 10.0
+# The lines may turn extglob on for themselves, which `-n` does not carry out.
+_BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the fault that bash finds in each list of lines."""
+    for field, lines in _lines_of(job, ""):
+        if fault := _fault("\n".join(lines)):
+            number, words = fault
+            yield Conflict(
+                (f"{field}[{_entry(lines, number)}]", field),
+                f"is no bash: {words}",
+                "correct it; the lines of one list are one script",
+                fatal=sys.platform != "darwin",  # its bash is older than those of the hosts
+            )
+
+
+def _lines_of(group: Any, place: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the path and the lines of each such field of a group, at any depth."""
+    for field in fields(group):
+        value, path = getattr(group, field.name), f"{place}{field.name}"
+        if field.name in _NAMES and value:
+            yield path, value
+        elif is_dataclass(value):
+            yield from _lines_of(value, f"{path}.")
+        elif isinstance(value, tuple):
+            for i, item in enumerate(value):
+                if is_dataclass(item):
+                    yield from _lines_of(item, f"{path}[{i}].")
+
+
+def _entry(lines: Sequence[str], number: int) -> int:
+    """Return the index of the entry that holds this line of the script, or of the last one."""
+    for i, text in enumerate(lines):
+        number -= text.count("\n") + 1
+        if number <= 0:
+            return i
+    return len(lines) - 1
+
+
+@functools.cache
+def _fault(script: str) -> tuple[int, str] | None:
+    """Return the line and the words of bash's complaint; None without one, or without bash."""
+    bash = shutil.which(_BASH[0])
+    if bash is None:
+        return None
+    # Here, because most jobs have no such lines.
+    import subprocess
+
+    from ddpgen.driver import trace
+
+    ended = trace.begin(_BASH)
+    try:
+        done = subprocess.run(
+            [bash, *_BASH[1:]],
+            input=script.encode("utf-8", "surrogatepass"),
+            capture_output=True,
+            env={"LC_ALL": "C"},  # without BASH_ENV, which bash would read first
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    ended(done.returncode)
+    if done.returncode == 0:
+        return None
+    said = done.stderr.decode("utf-8", "replace").partition("\n")[0]
+    match = re.search(r"line (\d+): (.*)", said)
+    return (int(match[1]), match[2]) if match else (1, said)

@@ -1,0 +1,95 @@
+"""Values that a job may have, and hardly means: each is a warning. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+_DAY_S = 86400.0
+# A directory that each node has for itself, and empties when it boots.
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+_HIDE_GPUS = "hides GPUs from every process, and the job counts on those of gpus_per_node"
+# Variables, and those that begin with a word that ends in _ → the effect of each, and the remedy.
+_VARIABLES: Mapping[str, tuple[str, str]] = {
+    "CUDA_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
+    "HIP_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
+    "ROCR_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
+    "OMP_NUM_THREADS": ("takes the place of train.threads", "write train: {threads: N}"),
+    "PYTHONSAFEPATH": ("is taken away: it hides the bundle's own train/", "leave it out"),
+    "SLURM_": ("is set by Slurm, which may read it as an order", "use the field for it"),
+    "TORCHELASTIC_": ("is set by torchrun for each process", "leave it out"),
+}
+
+
+def conflicts(job: JobSpec) -> Iterable[Conflict]:
+    """Return a warning for each value of any tier's job that is out of proportion."""
+    return chain(environment(job.env, "env"), _name(job), _rendezvous(job), _proportions(job))
+
+
+def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
+    """Yield the variables that something else sets, or that work against the job. The spec gives them below `field`."""
+    for name in env:
+        for known, (effect, remedy) in _VARIABLES.items():
+            if name == known or (known.endswith("_") and name.startswith(known)):
+                yield _warning(f"{field}.{name}", effect, remedy)
+
+
+def temporary(job: JobSpec, advice: str) -> Iterator[Conflict]:
+    """Yield a warning if the checkpoints lie where no other node finds them, and no later day."""
+    path = posixpath.normpath(job.checkpoint.path or "x")
+    if path.startswith(tuple(f"{place}/" for place in _TEMPORARY)) or path in _TEMPORARY:
+        problem = f"{job.checkpoint.path} is a directory of each node's own, and is emptied"
+        yield _warning("checkpoint.dir", problem, advice)
+
+
+def no_effect(field: str, reason: str) -> Conflict:
+    """Return the warning that a field has no effect."""
+    return _warning(field, f"has no effect {reason}", "leave it out")
+
+
+def _name(job: JobSpec) -> Iterator[Conflict]:
+    if job.name in ("checkpoints", "logs"):
+        problem = f"the bundle build/{job.name} would lie where jobs keep their {job.name}"
+        yield _warning("name", problem, "call the job something else")
+
+
+def _rendezvous(job: JobSpec) -> Iterator[Conflict]:
+    port = job.rendezvous.port
+    if port < 1024:
+        problem = f"{port} is a port of the system: below 1024 only root may listen"
+        yield _warning("rendezvous.port", problem, "write one from 1024, like 29500")
+    elif port == 65535:
+        problem = "65535 is the last port: where it is taken, there is none to go on to"
+        yield _warning("rendezvous.port", problem, "write a lower one, like 29500")
+    for name, least in (("timeout", 5.0), ("collective_timeout", 5.0)):
+        value = getattr(job.rendezvous, name)
+        if value < least:
+            problem = f"{value:g} s are over before a busy host has answered"
+            yield _warning(f"rendezvous.{name}", problem, "write a longer time, like 2min")
+        elif value > _DAY_S:
+            problem = f"{value / _DAY_S:g} days pass before a lost host is noticed"
+            yield _warning(f"rendezvous.{name}", problem, "write a shorter time, like 10min")
+    if job.train.stop.grace > 3600:
+        problem = f"{job.train.stop.grace / 3600:g} hours are longer than any scheduler waits"
+        yield _warning("train.stop.grace", problem, "write a shorter time, like 2min")
+
+
+def _proportions(job: JobSpec) -> Iterator[Conflict]:
+    train = job.train
+    if train.optimizer == "sgd" and train.momentum >= 1:
+        problem = f"{train.momentum:g} adds up all gradients for ever, and the loss diverges"
+        yield _warning("train.momentum", problem, "write a number below 1, like 0.9")
+    if train.lr > 10:
+        problem = f"{train.lr:g} moves each weight by more than its own size at every step"
+        yield _warning("train.lr", problem, "write a smaller one, like 1e-3")
+    if train.weight_decay > 10:
+        problem = f"{train.weight_decay:g} pulls every weight to zero"
+        yield _warning("train.weight_decay", problem, "write a smaller one, like 0.1")
+
+
+def _warning(field: str, problem: str, remedy: str) -> Conflict:
+    return Conflict((field,), problem, remedy, fatal=False)
