@@ -88,8 +88,8 @@ class Destination(Text):
 
 def path_fault(path: str) -> Refused | None:
     """Return the refusal of a path on the hosts; None if it may exist."""
-    if _CONTROL.search(path) or not path.strip():
-        return Refused(f"{show(path)} is blank, or has a control character", "write a path")
+    if not path.strip():
+        return Refused(f"{show(path)} is blank", "write a path")
     if path.startswith("~") and not (path + "/").startswith("~/"):
         problem = f"{show(path)} is the home of another user, which only a login shell finds"
         return Refused(problem, "write ~/path or /path")
@@ -111,7 +111,7 @@ def directory_fault(path: str) -> Refused | None:
     if fault := path_fault(path):
         return fault
     normal = posixpath.normpath(path)
-    if normal in (".", "/", "//", "~") or normal.endswith(".."):
+    if normal in (".", "/", "//") or normal.endswith(".."):
         problem = f"{show(path)} is no directory of the job's own"
         return Refused(problem, "name one for this job, like checkpoints/NAME or /data/NAME")
     if re.match(r"//?(proc|sys|dev(?!/shm/))(/|$)", normal):
@@ -158,6 +158,8 @@ def program_fault(program: str) -> Refused | None:
 
 
 def _words_fault(path: str) -> Refused | None:
+    if _CONTROL.search(path):
+        return Refused(f"{show(path)} has a control character", "write the path alone")
     if re.search(r"\s-\S", path):
         problem = f"{show(path)} holds an option, and is taken for one path"
         return Refused(problem, "write the path alone")

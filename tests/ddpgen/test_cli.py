@@ -380,7 +380,7 @@ def test_init_says_which_file_is_still_to_be_written(run: Run, tmp_path: Path) -
     assert create.startswith("next: create mine.py ")
     assert "build()" in create
     assert launch.startswith("next: ddpgen launch")
-    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "mine.py").write_text("def build(context): ...")
     assert run("validate", "job.yaml").code == 0
 
 

@@ -209,7 +209,7 @@ def test_a_script_without_its_bundle_says_what_is_missing(
 def test_hostile_values_reach_the_training_process_byte_for_byte(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "mine.py").write_text("def build(context): ...")
     directory = 'ck it\'s $(touch pwned) "é"\n\\ dir'
     args: dict[str, Any] = {f"a{i}": value for i, value in enumerate(HOSTILE)}
     args["z"] = HOSTILE
@@ -312,7 +312,7 @@ def test_activation_lines_run_first_and_a_failing_one_ends_the_launch(
     assert "line 3: false" in output
 
 
-@pytest.mark.parametrize("line", ["echo 'open", "}", "exit 3", "if true; then"])
+@pytest.mark.parametrize("line", ['eval "echo \'open"', "exit 3", "eval 'if true; then'"])
 def test_an_activation_line_that_is_no_bash_is_said_to_be_at_fault(
     stage: Callable[..., Stage], line: str
 ) -> None:

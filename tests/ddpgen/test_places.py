@@ -19,7 +19,8 @@ REFUSED = [
     (f"{GPT}checkpoint: {{dir: ..}}\n", "8:19 checkpoint.dir", "own"),
     (f"{GPT}checkpoint: {{dir: /dev/null}}\n", "8:19 checkpoint.dir", "system"),
     (f"{GPT}checkpoint: {{dir: a/step-000000010}}\n", "8:19 checkpoint.dir", "another job"),
-    (f'{GPT}checkpoint: {{dir: "a\\nb"}}\n', "8:19 checkpoint.dir", "control"),
+    (f'{GPT}checkpoint: {{dir: "\\n"}}\n', "8:19 checkpoint.dir", "blank"),
+    (f'{GPT}python: "/opt/python3\\n"\n', "8:9 python.interpreter", "control"),
     (f'{GPT}python: "python3 -u"\n', "8:9 python.interpreter", "name of a program"),
     (f'{GPT}python: "/opt/python3 -u"\n', "8:9 python.interpreter", "option"),
     (SCRIPT.format("workdir: ."), "3:32 train.workdir", "own"),
@@ -77,8 +78,8 @@ def bucket_fault(url: str) -> Refused | None:
 TABLES: list[tuple[Callable[[str], object], str, str]] = [
     (
         places.directory_fault,
-        "ck  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  /data/lock",
-        ".  ..  ./  /  //  ~  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
+        "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  /data/lock",
+        ".  ..  ./  /  //  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
     ),
     (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p"),
     (
