@@ -1,0 +1,120 @@
+"""Specs with one mistake: each ends in a job that renders on its tiers, or in findings; never in a crash or a wait.
+
+Every example is changed in one place: a value by one that people write by mistake, a key left out or misspelt.
+`python -m tests.ddpgen.test_mutations` tries all of them, the test a sample.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ddpgen import job
+from ddpgen.errors import FileTroubleError, SpecInvalidError
+from ddpgen.tiers.registry import read
+from tests.ddpgen.conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+SAMPLE = 600
+_LIMIT_S = 5.0  # for one spec, on a busy machine
+WRONG = [
+    None, True, 0, -1, 1.5, 10**18, 10**30, float("inf"), "", " ", "a b", "a\nb", "x" * 200, "é", "~", "~you", "..", "/",
+    "/dev/null", "$SCRATCH/x", "{x}", "0-", "7-0", "a=b", "--x", "s3://", "s3://k:s@b/x", "10.0.0.300", "me@", "1h", "1 steps",
+    "3..2", "90", "fi", [], ["a", ["b"]], {}, {"a": {"b": 1}},
+]  # fmt: skip
+LEFT_OUT, MISSPELT = "left out", "misspelt"
+
+
+class Mutation(NamedTuple):
+    """One change of an example. `value`: the value in place of its own, or how the key is changed."""
+
+    example: Path
+    place: tuple[str | int, ...]
+    value: Any
+
+    @property
+    def text(self) -> str:
+        spec = copy.deepcopy(_loaded(self.example))
+        *above, last = self.place
+        group = spec
+        for part in above:
+            group = group[part]
+        if self.value is LEFT_OUT:
+            del group[last]
+        elif self.value is MISSPELT:
+            group[f"{last}x"] = group.pop(last)
+        else:
+            group[last] = self.value
+        return yaml.safe_dump(spec, allow_unicode=True)
+
+
+def mutations() -> Iterator[Mutation]:
+    """Yield every mutation of every example."""
+    for example in EXAMPLES:
+        for place in _places(_loaded(example), ()):
+            keys = [LEFT_OUT, MISSPELT] if isinstance(place[-1], str) else [LEFT_OUT]
+            yield from (Mutation(example, place, value) for value in (*keys, *WRONG))
+
+
+def outcome(mutation: Mutation) -> str:
+    """Return "refused", "warned" or "accepted". A spec that is not refused is rendered. Raises for a fault of ddpgen."""
+    home = mutation.example.parent
+    try:
+        readings = read(mutation.text.encode(), str(mutation.example))
+        warnings = job.check([*readings.values()], home)
+    except (SpecInvalidError, FileTroubleError):
+        return "refused"
+    job.artefacts(readings, job.resolve("all", readings), None)
+    return "warned" if warnings else "accepted"
+
+
+def test_one_mistake_never_ends_in_a_crash_or_a_wait() -> None:
+    every = list(mutations())
+    assert len(every) > 1500
+    told = Counter[str]()
+    for mutation in random.Random(0).sample(every, SAMPLE):
+        began = time.monotonic()
+        told[outcome(mutation)] += 1
+        assert time.monotonic() - began < _LIMIT_S, mutation
+    assert told["refused"] > SAMPLE / 2
+    assert told["accepted"] > 0
+
+
+def _loaded(example: Path, read: dict[Path, Any] = {}) -> Any:  # noqa: B006 (it keeps what was read)
+    if example not in read:
+        read[example] = yaml.safe_load(example.read_text(encoding="utf-8"))
+    return read[example]
+
+
+def _places(value: Any, above: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every value below `value`."""
+    below = value.items() if isinstance(value, dict) else enumerate(value)
+    for part, inner in below:
+        yield (*above, part)
+        if isinstance(inner, (dict, list)):
+            yield from _places(inner, (*above, part))
+
+
+if __name__ == "__main__":
+    told = Counter[str]()
+    for each in mutations():
+        began = time.monotonic()
+        try:
+            result = outcome(each)
+        except Exception as error:  # noqa: BLE001 (each is a fault to list)
+            result = "crashed"
+            sys.stdout.write(f"{each.example.name} {each.place} {each.value!r}: {error!r}\n")
+        if time.monotonic() - began > _LIMIT_S:
+            result = "waited"
+        told[result] += 1
+        if result == "accepted" and "-v" in sys.argv:
+            sys.stdout.write(f"{each.example.name} {each.place} {each.value!r}: accepted\n")
+    sys.stdout.write(f"{dict(told)}\n")
