@@ -160,7 +160,7 @@ def program_fault(program: str) -> Refused | None:
 def _words_fault(path: str) -> Refused | None:
     if _CONTROL.search(path):
         return Refused(f"{show(path)} has a control character", "write the path alone")
-    if re.search(r"\s-\S", path):
+    if re.search(r"(^|\s)-\S", path):
         problem = f"{show(path)} holds an option, and is taken for one path"
         return Refused(problem, "write the path alone")
     return None

@@ -18,7 +18,7 @@ from ddpgen.spec.times import Duration
 from ddpgen.tiers.sky.requirement import Requirement
 
 # A number that is not 0.
-_POSITIVE = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?"
+_POSITIVE = r"(?=[0-9.]*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?"
 _GPUS = Text(
     r"[A-Za-z][A-Za-z0-9._-]*(:[1-9][0-9]{0,3})?", "a type and a number, like A100:8; L4 is one"
 )
