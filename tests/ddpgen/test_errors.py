@@ -20,7 +20,17 @@ from ddpgen.adopt import program, source, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
-from ddpgen.spec import fields, groups, overrides, reader, rules, times, yamltree
+from ddpgen.spec import (
+    fields,
+    groups,
+    overrides,
+    places,
+    reader,
+    rules,
+    times,
+    unwise,
+    yamltree,
+)
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.sky import render as sky
@@ -30,6 +40,7 @@ from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
     test_hosts,
     test_own_script,
+    test_places,
     test_profiles,
     test_reader,
     test_rules,
@@ -46,13 +57,19 @@ MODULES = (
     hosts,
     layers,
     local,
+    notation,
     overrides,
+    places,
     program,
     reader,
+    requirement,
     rules,
     sky,
     slurm,
+    source,
     times,
+    unwise,
+    workloads,
     yamltree,
 )
 
