@@ -178,9 +178,9 @@ def write_bundle(
     ]
     if any(job.locked for job in jobs):
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
-    paths = {
-        path: None for tier in tiers for path in (*readings[tier].job.code, *_extra(readings[tier]))
-    }
+    paths = dict.fromkeys(
+        path for tier in tiers for path in (*readings[tier].job.code, *_extra(readings[tier]))
+    )
     facts = {
         "ddpgen": __version__,
         "layers": readings[tiers[0]].whole.record,
@@ -248,9 +248,7 @@ def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
     path = reading.job.checkpoint.path or ""
     full = Path(os.path.abspath(bundle.parent / path))
     if path and full.is_relative_to(bundle):
-        problem = (
-            f"{show(path)} is inside the bundle {directory}, which is replaced when it is rendered"
-        )
+        problem = f"{show(path)} is inside the bundle {directory}, which each render replaces"
         conflict = Conflict(("checkpoint.dir",), problem, "name a place outside, or change -o")
         raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
 

@@ -108,7 +108,7 @@ def _together(
 ) -> Iterator[Conflict]:
     """Yield the values that fit each for itself, and not together. `args`: those that the spec gives."""
     # Here, so that a render of a job without arguments need not import it.
-    from ddpgen.measure.parameters import counted
+    from ddpgen.adopt.parameters import counted
 
     count = counted(name, args)
     if count is not None and count > _MOST_PARAMETERS:

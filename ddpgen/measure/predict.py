@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ddpgen.measure import cost, parameters, quantities
+from ddpgen.adopt import parameters
+from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape, StepCost
 from ddpgen.measure.measured import Run
 from ddpgen.spec.fields import Refused

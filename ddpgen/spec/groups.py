@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
+from functools import cached_property
 from typing import Any
 
 from ddpgen.errors import Finding
@@ -231,10 +232,19 @@ class Group(Kind):
 
     def __init__(self, model: Any, shorthand: str = ""):
         self.model, self.shorthand = model, shorthand
-        self.fields: tuple[Field[Any], ...] = fields(model)
-        self.field_kinds = {field.name: field.metadata["kind"] for field in self.fields}
-        self.needed = [field.name for field in self.fields if field.default is REQUIRED]
         self.allowed = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
+
+    @cached_property
+    def fields(self) -> tuple[Field[Any], ...]:
+        return fields(self.model)
+
+    @cached_property
+    def field_kinds(self) -> Mapping[str, Kind]:  # type: ignore[override]  # mypy takes it for read-only
+        return {field.name: field.metadata["kind"] for field in self.fields}
+
+    @cached_property
+    def needed(self) -> list[str]:
+        return [field.name for field in self.fields if field.default is REQUIRED]
 
     def read(self, node: Node, path: Path, walk: Walk) -> Any:
         node = self.spelled_out(node)

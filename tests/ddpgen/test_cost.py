@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from ddpgen.measure import cost, parameters, quantities
+from ddpgen.adopt import parameters
+from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused
 from train.checkpoint.checkpointer import best_interval

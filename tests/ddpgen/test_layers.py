@@ -147,6 +147,7 @@ def test_render_loads_no_heavy_library_and_nothing_of_other_commands(tmp_path: P
             "spec.schema",
             "adopt.scaffold",
             "tiers.tables",
+            "tiers.slurm.site_limits",
             "measure",
         ]
     }

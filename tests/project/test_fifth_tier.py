@@ -24,9 +24,14 @@ OUTSIDE = [
     if path.relative_to(ROOT / "ddpgen").parts[0] not in ("tiers", "driver")
 ]
 # A word of another language than ours: fsspec's protocol for this machine's disk.
-OTHER_WORDS = {("ddpgen/spec/rules.py", "local")}
+OTHER_WORDS = {("ddpgen/spec/places.py", "local")}
 # A batch script is read into the fields that it is rendered from.
-MAY_IMPORT = {("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields")}
+MAY_IMPORT = {
+    ("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields"),
+    # `ddpgen site` is about a cluster of Slurm.
+    ("ddpgen/cli/specs.py", "ddpgen.tiers.slurm"),
+    ("ddpgen/cli/specs.py", "ddpgen.tiers.slurm.site"),
+}
 
 TIER = '''
 """The tier `at`: this machine, later."""

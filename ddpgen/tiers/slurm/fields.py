@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
@@ -16,10 +17,32 @@ from ddpgen.spec.job import Environment, JobSpec
 from ddpgen.spec.places import Destination, EnvironmentPath, HostPath
 from ddpgen.spec.times import ClockTime, Duration
 from ddpgen.tiers.slurm.notation import WORD, ArrayIndices, Dependency, Directive, NodeList
-from ddpgen.tiers.slurm.site_limits import SIZE, Limits, LimitsGroup
 
+if TYPE_CHECKING:
+    from ddpgen.tiers.slurm.site_limits import Limits
+
+SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
+
+
+class LimitsGroup(Group):
+    """The group of a site's limits. It loads its fields at the first use, because few specs have limits.
+
+    bundle.json leaves it out, because a bundle holds a job that fits.
+    """
+
+    def __init__(self) -> None:
+        self.shorthand, self.allowed = "", "a mapping"
+
+    @cached_property
+    def model(self) -> type[Limits]:
+        from ddpgen.tiers.slurm.site_limits import Limits
+
+        return Limits
+
+    def dump(self, value: Any) -> Any:
+        return None
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ddpgen.spec.fields import Flag, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.times import ClockTime, Duration
+from ddpgen.tiers.slurm.fields import SIZE
 
-SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 NAME = Text(r"[^\s\0]+", "a name without spaces")
 _NAMES = Texts(NAME)
 _KIB = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30}
@@ -65,16 +64,6 @@ class Limits:
     qos_limits: tuple[QosLimits, ...] = setting(Groups(Group(QosLimits)), ())
     max_array_size: int | None = setting(WholeNumber(0), None)
     requeue: bool = setting(Flag(), True)
-
-
-class LimitsGroup(Group):
-    """The group of limits. bundle.json leaves it out, because it holds a job that fits."""
-
-    def __init__(self) -> None:
-        super().__init__(Limits)
-
-    def dump(self, value: Any) -> Any:
-        return None
 
 
 def kibibytes(size: str) -> int:
