@@ -77,7 +77,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     for reading in readings:
         tier = TIERS[reading.tier]
         conflicts = (
-            *code.check(reading.job, home, _extra(reading)),
+            *code.check(reading.job, home, tier.files(reading.job)),
             *program.check(reading.job, home),
             *lines.check(reading.job),
             *unwise.conflicts(reading.job),
@@ -178,9 +178,8 @@ def write_bundle(
     ]
     if any(job.locked for job in jobs):
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
-    paths = dict.fromkeys(
-        path for tier in tiers for path in (*readings[tier].job.code, *_extra(readings[tier]))
-    )
+    paths = dict.fromkeys(path for job in jobs for path in job.code)
+    paths |= dict.fromkeys(path for tier in tiers for path in TIERS[tier].files(readings[tier].job))
     facts = {
         "ddpgen": __version__,
         "layers": readings[tiers[0]].whole.record,
@@ -205,7 +204,7 @@ def _gather(
     owners: dict[str, Reading] = {}
     warnings, visited = [], set()
     for reading in readings:
-        extra = _extra(reading)
+        extra = TIERS[reading.tier].files(reading.job)
         if (reading.job.code, *extra) in visited:
             continue
         visited.add((reading.job.code, *extra))
@@ -231,10 +230,6 @@ def _gather(
                 conflict = Conflict(("code",), problem, remedy)
                 raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
     return gathered, warnings
-
-
-def _extra(reading: Reading) -> Mapping[str, str]:
-    return TIERS[reading.tier].files(reading.job)
 
 
 def _relative(file: Path, home: Path) -> str:
