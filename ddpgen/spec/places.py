@@ -34,7 +34,7 @@ _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
 
 class HostPath(Text):
-    """A path on the hosts, of which only ~ is filled in."""
+    """A path on the hosts. They fill in ~, and nothing else."""
 
     def __init__(self, allowed: str = "a path"):
         super().__init__(allowed=allowed)

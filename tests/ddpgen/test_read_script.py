@@ -77,7 +77,7 @@ NOT_THERE = [
 
 
 def conflicts(place: Path, spec: str, text: str) -> list[Conflict]:
-    """What is found in code/t.py, which has this text."""
+    """Return the conflicts about code/t.py with this text."""
     (place / "code").mkdir(exist_ok=True)
     (place / "code" / "t.py").write_text(text)
     return list(check(read(spec.encode(), "a.yaml")["local"].job, place))
