@@ -74,7 +74,7 @@ def test_a_second_job_for_the_same_directory_is_refused_and_the_first_stays_away
     name = 'it\'s $(touch pwned) "two" & more'
     wanted = batch.spec("twice", 0.2, starts=2)
     wanted["rendezvous"]["launcher"] = "env"
-    wanted["checkpoint"]["dir"] = "che'ck $HOME\tpoints;"
+    wanted["checkpoint"]["dir"] = "che'ck $1\tpoints;"
     first = Batch(cluster, wanted, place=name)
     first.until_step(batch.EVERY + 1)
     second = first.submit()
