@@ -85,7 +85,7 @@ class Renderer:
 
 
 def _refuse_unknown_names(overrides: Path, built_in: Sequence[str]) -> None:
-    """Raise FileTroubleError if no template can mean one of the user's: it is none of ours, and no other names it."""
+    """Raise FileTroubleError for a template that has no name of ours and that no other template of the user names."""
     texts = {
         each.name: each.read_text("utf-8", "replace") for each in sorted(overrides.glob("*.j2"))
     }

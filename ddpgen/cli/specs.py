@@ -189,7 +189,7 @@ def validate(
 ) -> None:  # fmt: skip
     """Report every error of one or more specs. The spec - is the standard input.
 
-    The exit code is that of the first spec with an error, and 0 if there is none.
+    The exit code names the first error, and is 0 without one.
 
     \b
     Example:
