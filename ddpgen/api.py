@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import job, yamltext
+from ddpgen import job
 from ddpgen.errors import (
     BundleRefusedError,
     DdpgenError,
@@ -27,8 +27,9 @@ from ddpgen.errors import (
     TargetUnavailableError,
     report,
 )
-from ddpgen.shell import as_argument
 from ddpgen.site.layers import AS_WRITTEN, Chosen
+from ddpgen.text import yamltext
+from ddpgen.text.shell import as_argument
 from ddpgen.tiers.registry import TIERS
 
 if TYPE_CHECKING:

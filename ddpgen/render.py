@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import shell, yamltext
 from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
+from ddpgen.text import shell, yamltext
 
 if TYPE_CHECKING:
     import jinja2  # loaded by the first Renderer: most commands render nothing

@@ -14,8 +14,8 @@ from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import secrets
 from ddpgen.spec.job import INTERFACE
 from ddpgen.spec.rules import INTERFACE_VARIABLES
+from ddpgen.text.yamltext import scalar
 from ddpgen.tiers.registry import TIERS, read
-from ddpgen.yamltext import scalar
 
 _ORDER = (
     "name", "nodes", "procs_per_node", "gpus_per_node", "nic", "restarts", "code", "env", "secrets", "python", "train",

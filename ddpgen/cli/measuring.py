@@ -125,7 +125,7 @@ def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
     from ddpgen.measure import probe
     from ddpgen.monitor import record
     from ddpgen.programs import Interrupts
-    from ddpgen.shell import as_argument
+    from ddpgen.text.shell import as_argument
     from ddpgen.tiers.registry import TIERS
 
     here = [name for name, tier in TIERS.items() if tier.start]

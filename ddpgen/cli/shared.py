@@ -267,7 +267,7 @@ def named(spec: Path, output: Path | None = None) -> str:
     """Return the spec, and the option -o if the bundle has another place, as words for a shell."""
     import shlex
 
-    from ddpgen.shell import as_argument
+    from ddpgen.text.shell import as_argument
 
     words = [as_argument(str(spec)), *(["-o", str(output)] if output else [])]
     return shlex.join(words)

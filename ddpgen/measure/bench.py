@@ -20,12 +20,12 @@ from ddpgen.measure.bench_table import BLOCK, WARM_UP, BenchRun, read
 from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following, write_launch
 from ddpgen.programs import Interrupts
-from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.times import Period
+from ddpgen.text.shell import as_argument
 from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
 _log = logging.getLogger(__name__)

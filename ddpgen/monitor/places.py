@@ -23,8 +23,8 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import scripts
 from ddpgen.monitor.record import checkpoints
 from ddpgen.programs import stream
-from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
+from ddpgen.text.shell import as_argument
 
 ANSWER_S = 60.0
 _STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for so long

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen import shell, yamltext
 from ddpgen.spec.merge import Models, whole
 from ddpgen.spec.reader import SpecTree
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
+from ddpgen.text import shell, yamltext
 
 _MAX_ALIGNED = 60  # columns; the comment of a longer line stands two blanks behind it
 

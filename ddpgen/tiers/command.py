@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.shell import Word
 from ddpgen.spec.job import Checkpoint, JobSpec, Rendezvous, Stop, Train
 from ddpgen.spec.times import seconds
+from ddpgen.text.shell import Word
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.shell import JoinedWord, Var, Word, expand_home
 from ddpgen.spec.job import JobSpec
+from ddpgen.text.shell import JoinedWord, Var, Word, expand_home
 from ddpgen.tiers import command, ranks
 from ddpgen.tiers.command import SupervisorCommand, TierOptions
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpgen import shell
 from ddpgen.spec.job import JobSpec
+from ddpgen.text import shell
 from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.ranks import Rank
 from ddpgen.tiers.registry import TIERS

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 import ddpgen
-from ddpgen import yamltext
 from ddpgen.programs import in_foreground
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import NodeCount
+from ddpgen.text import yamltext
 from tests.ddpgen.conftest import GPT, ROOT, Run
 from tests.ddpgen.test_local_sh import Stage
 from tests.ddpgen.test_monitor_slurm import Cluster

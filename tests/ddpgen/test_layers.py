@@ -19,7 +19,7 @@ PURE_TIERS = {
     "tiers.slurm.jobs", "tiers.sky.jobs", "tiers.sky.bucket",
 }  # fmt: skip
 PURE_MODULES = (
-    {"measure.bench_table", "errors", "guide", "measure.page", "shell", "yamltext"}
+    {"measure.bench_table", "errors", "guide", "measure.page", "text.shell", "text.yamltext"}
     | PURE_DRIVER
     | PURE_MONITOR
     | PURE_TIERS

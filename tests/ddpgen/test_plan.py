@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen.shell import quote
+from ddpgen.text.shell import quote
 from ddpgen.tiers import plan
 from ddpgen.tiers.ranks import shares
 from ddpgen.tiers.registry import read

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpgen.shell import JoinedWord, Var, comment_text, quote, sections
+from ddpgen.text.shell import JoinedWord, Var, comment_text, quote, sections
 from tests.ddpgen.conftest import HOSTILE
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpgen.shell import quote
 from ddpgen.spec.fields import Refused, Text
 from ddpgen.spec.job import JobSpec
+from ddpgen.text.shell import quote
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import SupervisorCommand
 from ddpgen.tiers.registry import read

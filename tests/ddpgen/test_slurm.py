@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.shell import sections
 from ddpgen.spec.fields import Refused
+from ddpgen.text.shell import sections
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.slurm.directives import directives as slurm_options
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob

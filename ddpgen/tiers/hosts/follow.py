@@ -21,7 +21,7 @@ from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
-from ddpgen.shell import as_argument
+from ddpgen.text.shell import as_argument
 from ddpgen.tiers.hosts.render import DRIVER
 
 # A host's script, in words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddpgen.shell import Word
+from ddpgen.text.shell import Word
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import TierOptions, non_default, non_default_times
 from ddpgen.tiers.hosts.fields import Host, HostsJob

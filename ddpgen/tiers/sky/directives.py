@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ddpgen.shell import JoinedWord, Var, Word, expand_home
+from ddpgen.text.shell import JoinedWord, Var, Word, expand_home
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 
 # The exit code of a clean stop for a preemption, on which SkyPilot starts the job again. On several machines of a

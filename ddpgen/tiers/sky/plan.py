@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ddpgen.shell import Word
 from ddpgen.spec.job import Rendezvous
+from ddpgen.text.shell import Word
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import TierOptions, non_default, ports
 from ddpgen.tiers.plan import Plan

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import Word, expand_home, quote
 from ddpgen.spec import unwise
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
+from ddpgen.text.shell import Word, expand_home, quote
 from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.shell import JoinedWord, Var, Word, expand_home, pieces, quote
+from ddpgen.text.shell import JoinedWord, Var, Word, expand_home, pieces, quote
 from ddpgen.tiers.slurm.fields import SlurmJob
 
 # Options of how a step runs, not of what the job gets. srun gets them as words: the supervisor removes the variables

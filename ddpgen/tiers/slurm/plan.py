@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.shell import JoinedWord, Var, Word, expand_home, pieces
 from ddpgen.spec.job import JobSpec
+from ddpgen.text.shell import JoinedWord, Var, Word, expand_home, pieces
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import TierOptions, non_default, ports
 from ddpgen.tiers.plan import Plan

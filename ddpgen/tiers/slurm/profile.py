@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpgen import shell, yamltext
+from ddpgen.text import shell, yamltext
 from ddpgen.tiers.slurm.site_limits import NodeType, Partition, QosLimits, written_time
 from ddpgen.tiers.slurm.survey import Site
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import JoinedWord, Var, pieces
 from ddpgen.spec import unwise
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
+from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
 from ddpgen.tiers.slurm.fields import SlurmJob

@@ -1,0 +1,1 @@
+"""Values as text of another language: words of bash, scalars of YAML."""
