@@ -9,20 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddpgen.api import (
-        Bundle,
+    from ddpgen.api import Bundle, Launch, Spec, load
+    from ddpgen.errors import (
         BundleRefusedError,
         DdpgenError,
         FileTroubleError,
         Finding,
-        Launch,
         OptionRefusedError,
         Position,
-        Spec,
         SpecInvalidError,
         SpecUnreadableError,
         TargetUnavailableError,
-        load,
     )
 
 __version__ = "0.1.0"
@@ -46,6 +43,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ddpgen import api
+    from ddpgen import api, errors
 
-    return getattr(api, name)
+    return getattr(errors if hasattr(errors, name) else api, name)

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import job
 from ddpgen.errors import (
-    BundleRefusedError,
-    DdpgenError,
     FileTroubleError,
     Finding,
     OptionRefusedError,
-    Position,
-    SpecInvalidError,
     SpecUnreadableError,
-    TargetUnavailableError,
     report,
 )
 from ddpgen.site.layers import AS_WRITTEN, Chosen
@@ -38,23 +33,6 @@ if TYPE_CHECKING:
     from ddpgen.render import Artefact
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
-
-# ddpgen/__init__.py has the same names for `import ddpgen`.
-__all__ = [
-    "Bundle",
-    "BundleRefusedError",
-    "DdpgenError",
-    "FileTroubleError",
-    "Finding",
-    "Launch",
-    "OptionRefusedError",
-    "Position",
-    "Spec",
-    "SpecInvalidError",
-    "SpecUnreadableError",
-    "TargetUnavailableError",
-    "load",
-]
 
 _log = logging.getLogger(__name__)
 MAPPING = "<mapping>"  # the file name in messages about a spec that is no file

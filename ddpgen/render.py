@@ -85,7 +85,7 @@ class Renderer:
 
 
 def _refuse_unknown_names(overrides: Path, built_in: Sequence[str]) -> None:
-    """Raise FileTroubleError for a template that has no name of ours and that no other template of the user names."""
+    """Raise FileTroubleError if a template of the user replaces no built-in one and no other of them names it."""
     texts = {
         each.name: each.read_text("utf-8", "replace") for each in sorted(overrides.glob("*.j2"))
     }

@@ -120,7 +120,7 @@ class Trainer:
     """One rank's part of a run.
 
     `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
-    `records`: on rank 0 only. `host`: writes the status of this machine, on its first rank, if machines have a directory each.
+    `records`: on rank 0 only. `host`: writes this host's status, on the host's first rank; None without node directories.
     `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
     has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint, if there is one.
     `state`: all that changes during a run.
@@ -222,13 +222,12 @@ class Trainer:
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, one worker reads the batch twice, because this process must not open the dataset's files. Two
         # workers would draw equal numbers from their copies of the dataset's own generator, and hide it from this check.
-        workers, threads, timeout_s = (
-            min(config.data_workers, 1),
-            config.threads,
-            config.collective_timeout,
-        )
-        read = partial(fetch_batches, self.fetcher, [key] * 2, workers, threads, timeout_s, False)
+        workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
+
+        def read() -> Iterator[Any]:
+            return fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+
         # The user's code may call collectives only with `allreduce`, whose bits depend on the number of processes anyway,
         # and with equally many micro-batches on all ranks. Otherwise some ranks would wait for ever in a step.
         counts = {*map(len, self.rank_micro_batches)}

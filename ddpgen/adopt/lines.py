@@ -84,6 +84,6 @@ def _fault(script: str) -> tuple[int, str] | None:
     ended(done.returncode)
     if done.returncode == 0:
         return None
-    said = done.stderr.decode("utf-8", "replace").partition("\n")[0]
-    match = re.search(r"line (\d+): (.*)", said)
-    return (int(match[1]), match[2]) if match else (1, said)
+    complaint = done.stderr.decode("utf-8", "replace").partition("\n")[0]
+    match = re.search(r"line (\d+): (.*)", complaint)
+    return (int(match[1]), match[2]) if match else (1, complaint)

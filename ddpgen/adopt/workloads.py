@@ -56,7 +56,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
             yield Conflict(fields, fault.problem, fault.remedy)
     if not refused:
         values = {
-            argument: args.get(argument, found.default) for argument, found in declared.items()
+            argument: args.get(argument, declaration.default)
+            for argument, declaration in declared.items()
         }
         yield from _together(name, args, values, job, home)
 
@@ -67,7 +68,7 @@ def arguments_of(workload: str) -> Mapping[str, Argument]:
     tree = ast.parse((resource("train") / "workloads" / f"{workload}.py").read_bytes())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     build = next(function for function in functions if function.name == "build")
-    found = {
+    arguments = {
         argument.arg: Argument(default.value if isinstance(default, ast.Constant) else "")
         for argument, default in zip(build.args.kwonlyargs, build.args.kw_defaults, strict=True)
     }
@@ -78,8 +79,8 @@ def arguments_of(workload: str) -> Mapping[str, Argument]:
             case ast.Name(id="arguments"), [ast.Constant(value=str(name)), *_]:
                 bounds = [k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)]
                 bound = next((value for value in bounds if isinstance(value, (int, float))), 1)
-                found[name] = found[name]._replace(check=call.func.attr, bound=bound)
-    return found
+                arguments[name] = arguments[name]._replace(check=call.func.attr, bound=bound)
+    return arguments
 
 
 def _expected(name: str, value: Any, argument: Argument) -> str:

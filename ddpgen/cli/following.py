@@ -88,17 +88,17 @@ def _all_launches(as_json: bool) -> None:
     from ddpgen import job
     from ddpgen.tiers import launches
 
-    found = list(launches.rows(Path(job.BUILD), job.bundle_jobs))
+    launched_jobs = list(launches.rows(Path(job.BUILD), job.bundle_jobs))
     if as_json:
         import json
 
-        click.echo(json.dumps([launches.as_facts(row) for row in found], indent=1))
+        click.echo(json.dumps([launches.as_facts(row) for row in launched_jobs], indent=1))
         return
-    if not found:
+    if not launched_jobs:
         raise SpecUnreadableError(
             f"no job was launched from here, as {job.BUILD}/ has no record of one; name a spec, a bundle or a checkpoint directory"
         )
-    for line in launches.as_text(found):
+    for line in launches.as_text(launched_jobs):
         click.echo(line)
 
 

@@ -38,12 +38,12 @@ def _of_user() -> Folder:
 
 def known(spec: str) -> list[str]:
     """Return the names of all profiles of a spec."""
-    found: set[str] = set()
+    names: set[str] = set()
     for folder in folders(spec):
         if os.path.isdir(folder.path):
             files = [name for name in os.listdir(folder.path) if name.endswith(".yaml")]
-            found.update(name.removesuffix(".yaml") for name in files)
-    return sorted(found)
+            names.update(name.removesuffix(".yaml") for name in files)
+    return sorted(names)
 
 
 def user_file(name: str) -> Path:

@@ -253,6 +253,6 @@ def _destination_fault(destination: str) -> Refused | None:
 
 def _checked(text: str, fault: Callable[[str], Refused | None]) -> str:
     """Return the text. Raise its fault, if it has one."""
-    if found := fault(text):
-        raise found
+    if refusal := fault(text):
+        raise refusal
     return text

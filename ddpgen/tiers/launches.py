@@ -67,7 +67,7 @@ def as_facts(row: Row) -> dict[str, Any]:
     return {**launch, "state": row.state, **(row.status._asdict() if row.status else {})}
 
 
-def as_text(found: list[Row]) -> list[str]:
+def as_text(launched_jobs: list[Row]) -> list[str]:
     """Return a table for people, as lines."""
     now = time.time()
-    return table(without_empty_columns([_HEADINGS, *(row.cells(now) for row in found)]))
+    return table(without_empty_columns([_HEADINGS, *(row.cells(now) for row in launched_jobs)]))

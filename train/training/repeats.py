@@ -48,9 +48,8 @@ def check(
     world: World,
     may_meet: bool = False,
 ) -> bool:
-    """Compute a micro-batch twice on every rank. Return whether its results have the same bits everywhere.
+    """Compute a micro-batch twice on every rank, as `read` returns it twice. Return whether all bits are the same.
 
-    `read` returns it twice.
     On a GPU, torch is in the debug mode "error" afterwards: in the mode "warn", the backward pass of attention does not
     repeat its bits. If an operation has no deterministic version, the mode is "warn", and rank 0 prints a warning.
     """

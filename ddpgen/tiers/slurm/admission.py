@@ -124,15 +124,15 @@ def _rules(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[QosL
 
 def _least(name: str, partition: Partition, rules: list[QosLimits]) -> tuple[float, str]:
     """Return the limit of this name and its owner: of the first QoS that has one, or of the partition if that is less."""
-    found = []
+    limits = []
     for rule in rules:
         if (value := getattr(rule, name)) is not None:
-            found.append((value, f"QoS {rule.name}"))
+            limits.append((value, f"QoS {rule.name}"))
             break
     value = getattr(partition, name, None)
     if value is not None and not any(rule.over_partition for rule in rules):
-        found.append((value, partition.name))
-    return min(found, default=(math.inf, ""))
+        limits.append((value, partition.name))
+    return min(limits, default=(math.inf, ""))
 
 
 class _Need(NamedTuple):

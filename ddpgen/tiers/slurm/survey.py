@@ -103,7 +103,7 @@ def _partition(record: Mapping[str, str], nodes: Mapping[str, tuple[NodeType, ..
 
 def _nodes(answer: str) -> dict[str, tuple[NodeType, ...]]:
     """Return the nodes of each partition, by its name."""
-    found: dict[str, tuple[NodeType, ...]] = {}
+    node_types: dict[str, tuple[NodeType, ...]] = {}
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) == 6 and cells[1].isdigit() and int(cells[1]):
@@ -117,8 +117,8 @@ def _nodes(answer: str) -> dict[str, tuple[NodeType, ...]]:
                 gpu_type=tuple(kind for kind, _ in gpus if kind),
                 features=_names(features),
             )
-            found[partition] = (*found.get(partition, ()), node)
-    return found
+            node_types[partition] = (*node_types.get(partition, ()), node)
+    return node_types
 
 
 def _associations(answer: str, cluster: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -135,7 +135,7 @@ def _associations(answer: str, cluster: str) -> tuple[tuple[str, ...], tuple[str
 
 def _qos(answer: str, wanted: set[str | None]) -> tuple[QosLimits, ...]:
     """Return the limits of those QoS that the user or a partition has, if they have any."""
-    found = []
+    rules = []
     for line in answer.splitlines():
         cells = line.strip().split("|")
         if len(cells) != 4 or cells[0] not in wanted:
@@ -152,8 +152,8 @@ def _qos(answer: str, wanted: set[str | None]) -> tuple[QosLimits, ...]:
         )
         known = (limits.time, limits.max_nodes, limits.max_gpus)
         if limits.over_partition or any(value is not None for value in known):
-            found.append(limits)
-    return tuple(found)
+            rules.append(limits)
+    return tuple(rules)
 
 
 def _plain(cell: str) -> str:
