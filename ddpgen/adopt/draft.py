@@ -94,8 +94,7 @@ class Draft:
         if not self.is_secret(name, value):
             self.fields["env", name] = Field(value, line)
             return
-        if name not in (self.get("secrets") or ()):
-            self.add("secrets", name, line)
+        self.secret(name, line)
         remedy = f"it stays out of every file: export {name} before the launch"
         if value:
             self.report_trap(
@@ -103,6 +102,11 @@ class Draft:
             )
         else:
             self.report_lost(line, name, remedy)
+
+    def secret(self, name: str, line: int) -> None:
+        """Add a name to `secrets`, once."""
+        if name not in (self.get("secrets") or ()):
+            self.add("secrets", name, line)
 
     def _interface(self, name: str, value: str, line: int) -> None:
         """Set `nic` if the value is one exact name. To NCCL `eth` is the beginning of a name, and `=eth0` a name."""

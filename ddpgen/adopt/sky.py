@@ -62,7 +62,7 @@ def _variables(root: Table, draft: Draft) -> dict[str, str]:
         for name, node in table.entries.items() if isinstance(table, Table) else ():
             value = _text(node)
             if group == "secrets":
-                draft.add("secrets", name, node.position.line)
+                draft.secret(name, node.position.line)
                 continue
             draft.variable(name, value, node.position.line)
             if value and not draft.is_secret(name, value):

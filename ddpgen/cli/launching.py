@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,14 +92,10 @@ def launch(
       ddpgen launch examples/gpt.yaml --target local -- --steps=50
     """
     from ddpgen.programs import become
-    from ddpgen.site.layers import AS_WRITTEN
 
     read = loaded(spec, target, chosen)
     launched = read.launch(target, arguments, run=become, **options)
     click.echo(launched.job)
-    # Without the options, the spec may be another job.
-    job_words = (
-        (Path(spec), options["output"]) if chosen == AS_WRITTEN else (launched.bundle.directory,)
-    )
     for following in ("status", "logs --follow", "stop"):
-        _log.info(f"next: ddpgen {following} {named(*job_words)}")
+        # The bundle, because the spec may be another job without this command's options and environment.
+        _log.info(f"next: ddpgen {following} {named(launched.bundle.directory)}")

@@ -154,13 +154,14 @@ def site(name: str | None, login: str | None, output: Path | None, force: bool) 
       ddpgen validate job.yaml --profile lab
     """
     from ddpgen.site import profiles
-    from ddpgen.spec.job import DESTINATION, NAME
+    from ddpgen.spec.job import NAME
+    from ddpgen.spec.places import Destination
     from ddpgen.tiers.slurm import site as sites
 
     if (name is None) == (output is None):
         raise click.UsageError("give a NAME for the profile, or a file with -o FILE.")
     with refusals():
-        login = None if login is None else DESTINATION.parse_text(login)
+        login = None if login is None else Destination().parse_text(login)
         file = output or profiles.user_file(NAME.parse_text(name or ""))
     if not force:
         profiles.refuse_existing(file)
@@ -197,7 +198,12 @@ def validate(
       ddpgen validate --strict --format github jobs/*.yaml
     """
     from ddpgen.cli import validation
+    from ddpgen.site.layers import STDIN
 
+    if specs.count(STDIN) > 1:
+        raise click.UsageError(
+            "- is the standard input, which is read once; leave the second one out."
+        )
     if as_json and form != "text":
         raise click.UsageError("--json and --format exclude each other; leave one of them out.")
     results = [validation.validate(spec, target, chosen, strict) for spec in specs]
@@ -280,10 +286,15 @@ def lock(
     from ddpgen import job
     from ddpgen.bundle import lock as form
     from ddpgen.reproduce import resolve as locks
+    from ddpgen.site.layers import STDIN
 
     if container is not None and requirements is not None:
         raise click.UsageError(
             "a version lock is of packages or of a container: leave out -r or --container."
+        )
+    if spec == STDIN and output is None:
+        raise click.UsageError(
+            "a spec from the standard input has no file beside which to write; add -o FILE."
         )
     of = next(iter(job.load(spec, chosen).values())).job
     file = output or form.path(spec)

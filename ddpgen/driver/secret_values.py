@@ -58,15 +58,19 @@ class Mask:
     def feed(self, data: bytes) -> bytes:
         """Return what may be shown now. An end that may be the beginning of a value is held until more comes."""
         data = self._held + data
-        for value in self._values:
-            data = data.replace(value, b"***")
+        # A value at the end may be the beginning of a longer one, so hold before replacing.
         held = max(
             (n for v in self._values for n in range(1, len(v)) if data.endswith(v[:n])), default=0
         )
         self._held = data[len(data) - held :]
-        return data[: len(data) - held]
+        return self._replaced(data[: len(data) - held])
+
+    def _replaced(self, data: bytes) -> bytes:
+        for value in self._values:
+            data = data.replace(value, b"***")
+        return data
 
     def end(self) -> bytes:
         """Return the rest."""
         held, self._held = self._held, b""
-        return held
+        return self._replaced(held)

@@ -17,6 +17,7 @@ from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
 
 _log = logging.getLogger(__name__)
+_SUFFIX = ".launched.json"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ def checkpoints(job: JobSpec, bundle_parent: Path) -> Path:
 
 def path(bundle: Path) -> Path:
     """Return the path of the record, in the directory that holds the bundle."""
-    return bundle.with_name(f"{bundle.name}.launched.json")
+    return bundle.with_name(f"{bundle.name}{_SUFFIX}")
+
+
+def bundles(parent: Path) -> list[Path]:
+    """Return the bundles in `parent` that have a record of a launch. A bundle itself may be gone."""
+    return [parent / file.name.removesuffix(_SUFFIX) for file in parent.glob(f"*{_SUFFIX}")]
 
 
 def write_launch(bundle: Path, launch: Launch) -> None:
@@ -81,7 +87,14 @@ def write_launch(bundle: Path, launch: Launch) -> None:
 def read_launches(bundle: Path) -> dict[str, Launch]:
     """Return the last launch on each tier that has one on record."""
     try:
-        launches = json.loads(path(bundle).read_bytes())
-        return {str(tier): Launch(**entry) for tier, entry in launches.items()}
+        entries = json.loads(path(bundle).read_bytes())
+        launches = {str(tier): Launch(**entry) for tier, entry in entries.items()}
+        return launches if all(map(_is_whole, launches.values())) else {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _is_whole(launch: Launch) -> bool:
+    values: dict[str, object] = dict(vars(launch))
+    time_is_number = isinstance(values.pop("time"), (int, float))
+    return time_is_number and all(isinstance(text, str) for text in values.values())

@@ -5,9 +5,11 @@ Knows the names of no other fields than those of LAYERS.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,6 +36,7 @@ class Chosen(NamedTuple):
 
 
 AS_WRITTEN = Chosen()
+STDIN = "-"  # as the name of a spec
 
 
 def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) -> SpecTree:
@@ -43,7 +46,8 @@ def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) ->
     """
     reading = _Reading(spec, models)
     try:
-        raw = _content(spec) if raw is None else raw
+        if raw is None:
+            raw = sys.stdin.buffer.read(yamltree.MAX_BYTES + 1) if spec == STDIN else _content(spec)
     except OSError as error:
         raise SpecUnreadableError(
             f"{spec}: {error.strerror}; give the path of a job spec"
@@ -111,7 +115,7 @@ class _Reading:
             self.findings.append(yamltree.finding(node, problem, "remove one of the two `extends`"))
             return None
         try:
-            raw = _content(file.path)
+            raw = _content(file.path, regular=True)
         except OSError as error:
             problem = f"{file.path} cannot be read: {error.strerror}"
             self.findings.append(yamltree.finding(node, problem, f"write {EXTENDED.allowed}"))
@@ -201,7 +205,10 @@ class _Reading:
                 self.findings.append(yamltree.finding(item, refused.problem, refused.remedy))
 
 
-def _content(file: str) -> bytes:
-    """Return the file, or as much of it as shows that it is no spec. `-`: the standard input. Raise OSError."""
-    with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
+def _content(file: str, regular: bool = False) -> bytes:
+    """Return the file, or as much of it as shows that it is no spec. Raise OSError, also if it must be `regular`."""
+    if regular and os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+        # To open a pipe would wait for ever.
+        raise OSError(errno.EINVAL, "it is no file", file)
+    with open(file, "rb") as stream:
         return stream.read(yamltree.MAX_BYTES + 1)

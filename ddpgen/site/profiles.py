@@ -41,7 +41,10 @@ def known(spec: str) -> list[str]:
     names: set[str] = set()
     for folder in folders(spec):
         if os.path.isdir(folder.path):
-            files = [name for name in os.listdir(folder.path) if name.endswith(".yaml")]
+            paths = (os.path.join(folder.path, name) for name in os.listdir(folder.path))
+            files = [
+                os.path.basename(p) for p in paths if p.endswith(".yaml") and os.path.isfile(p)
+            ]
             names.update(name.removesuffix(".yaml") for name in files)
     return sorted(names)
 

@@ -58,7 +58,7 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     A spec that names no tier is for the first of `models`. A spec that names other tiers is also for the first, if
     its top level can run on one machine as it is.
     """
-    filename, root, findings, _ = whole
+    filename, root, findings = whole.filename, whole.root, [*whole.findings]
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)

@@ -41,11 +41,10 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
 # A secret of these names would replace the host's own value, or lose its own to a scheduler, torchrun or ddpgen.
-_NO_SECRETS = RESERVED_VARIABLES | {"HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"}
-_NO_SECRETS_PREFIXES = (
-    "ATEN_", "CUBLAS_", "CUDA_", "DDPGEN_", "GLOO_", "LD_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "PET_", "PYTHON",
-    "SKYPILOT_", "SLURM_", "TORCH",
-)  # fmt: skip
+_NO_SECRETS = RESERVED_VARIABLES | {
+    "HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD",
+}  # fmt: skip
+_NO_SECRETS_PREFIXES = ("DDPGEN_", "PET_", "SKYPILOT_", "SLURM_", "TORCHELASTIC_")
 
 
 class Conflict(NamedTuple):

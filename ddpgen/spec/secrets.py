@@ -24,7 +24,6 @@ _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
 TOKEN_FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
 _FILE = "file:"
-_VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")
 
 
 class _File(Text):
@@ -40,6 +39,16 @@ class _File(Text):
         return raw.text
 
 
+class _Name(Text):
+    """The name of a secret. Its refusal does not show a text that may be the secret itself."""
+
+    def parse(self, raw: Scalar) -> str:
+        if TOKEN_FORMS.fullmatch(raw.text) and exposes_secret("", raw.text):
+            raise Refused("looks like a secret and no name", f"write {self.allowed}")
+        return super().parse(raw)
+
+
+_VARIABLE = _Name(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")
 _FILES = Pairs(_VARIABLE.pattern, "letters, digits and _", _File())
 
 

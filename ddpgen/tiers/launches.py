@@ -16,7 +16,6 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import commands
 
 _HEADINGS = ("job", "tier", "id", "state", "step", "loss", "launched")
-SUFFIX = ".launched.json"
 
 
 class Row(NamedTuple):
@@ -43,19 +42,19 @@ class Row(NamedTuple):
 
 def rows(parent: Path, read_jobs: Callable[[Path], Mapping[str, JobSpec]]) -> Iterator[Row]:
     """Yield the launches from bundles in `parent`, the newest first. `read_jobs` returns a bundle's jobs by tier."""
-    bundles = (parent / file.name.removesuffix(SUFFIX) for file in parent.glob(f"*{SUFFIX}"))
     launches = [
-        (bundle, launch) for bundle in bundles for launch in record.read_launches(bundle).values()
+        (bundle, launch)
+        for bundle in record.bundles(parent)
+        for launch in record.read_launches(bundle).values()
     ]
     for bundle, launch in sorted(launches, key=lambda pair: -pair[1].time):
         status: Status | None = None
+        state = "the bundle was rendered again without this tier"
         try:
-            job = read_jobs(bundle)[launch.tier]
-            answer = commands.status(Following(job, launch.tier, bundle, launch), captured=True)
-            status = facts(launch.tier, answer)
-            state = answer.jobs or next((part.headline() for part in answer.reports), "unknown")
-        except KeyError:
-            state = "the bundle was rendered again without this tier"
+            if job := read_jobs(bundle).get(launch.tier):
+                answer = commands.status(Following(job, launch.tier, bundle, launch), captured=True)
+                status = facts(launch.tier, answer)
+                state = answer.jobs or next((part.headline() for part in answer.reports), "unknown")
         except DdpgenError as error:
             state = str(error).splitlines()[0]
         yield Row(str(bundle), launch.tier, launch.job, state, launch.time, status)

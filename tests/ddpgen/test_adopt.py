@@ -178,6 +178,10 @@ run: |
     assert "secrets:  # 3\n  - HF_TOKEN\n" in out
     assert "hf_abc" not in out + err
     assert "b.yaml:2: trap: no bucket " in err
+    both = task.replace("run: |", "secrets: {HF_TOKEN: null, WANDB_API_KEY: null}\nrun: |")
+    out, _ = spec_of(run, tmp_path, both, "c.yaml")
+    names = [secret.name for secret in read(out.encode(), "c")["sky"].job.secrets]
+    assert names == ["HF_TOKEN", "WANDB_API_KEY"]
 
 
 @pytest.mark.parametrize(

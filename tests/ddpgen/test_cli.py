@@ -169,6 +169,11 @@ def test_validate_reads_the_standard_input(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.startswith("-:8:8: nodes: ")) == (65, True)
 
 
+def test_the_standard_input_is_one_spec(run: Run) -> None:
+    assert run("validate", "-", "-").code == 2
+    assert run("lock", "-").code == 2
+
+
 def test_validate_prints_json_and_annotations(run: Run, spec: Spec) -> None:
     spec(GPT + "nodes: yes\n")
     told = run("validate", "--json", "job.yaml", "none.yaml")

@@ -148,9 +148,8 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
     assert (copy / "sky.yaml").read_bytes() == (tmp_path / "build/gpt/sky.yaml").read_bytes()
     assert "\x1b[33mLaunching managed job 'gpt'...\x1b[0m\n" in outcome.err
     assert f"+ (cd build/.submitted/{copy.name} && sky jobs launch " in outcome.err
-    job = tmp_path / "job.yaml"
     assert outcome.err.splitlines()[-3:] == [
-        f"next: ddpgen {command} {job}" for command in ("status", "logs --follow", "stop")
+        f"next: ddpgen {command} build/gpt" for command in ("status", "logs --follow", "stop")
     ]
     known = {"tier": "sky", "job": "7", "cluster": "", "log": "", "login": ""}
     assert remembered(tmp_path, "sky") == known

@@ -109,9 +109,8 @@ def test_launch_submits_a_copy_and_says_what_to_type_next(
     words = "--output=../../logs/%x-%j.log slurm.sbatch --steps=5 'a '\"'\"'b')"
     assert f"{where} --test-only {words}\nsbatch: Job 1 to start at" in outcome.err
     assert f"{where} --parsable {words}\n" in outcome.err
-    job = tmp_path / "job.yaml"
     assert outcome.err.splitlines()[-3:] == [
-        f"next: ddpgen {command} {job}" for command in ("status", "logs --follow", "stop")
+        f"next: ddpgen {command} build/gpt" for command in ("status", "logs --follow", "stop")
     ]
     assert (tmp_path / "build" / "logs").is_dir()
     log = f"{tmp_path}/build/logs/gpt-4711.log"

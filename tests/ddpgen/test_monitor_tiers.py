@@ -282,6 +282,22 @@ def test_without_a_job_all_that_were_launched_from_here_are_listed(
     assert run("status", "--watch").code == 2
 
 
+@pytest.mark.parametrize("damage", ['{"tier": "local", "time": "x"}', '{"tier": 3}', "null", "[]"])
+def test_a_damaged_record_of_a_launch_is_none(run: Run, spec: Spec, damage: str) -> None:
+    spec()
+    assert run("render", "job.yaml", "--target=local").code == 0
+    Path("build/gpt.launched.json").write_text(f'{{"local": {damage}}}')
+    assert run("status").code == 66
+    assert run("status", "build/gpt").code == 0
+
+
+def test_a_launch_on_a_tier_that_the_bundle_has_no_more_is_listed(run: Run, spec: Spec) -> None:
+    spec()
+    assert run("render", "job.yaml", "--target=local").code == 0
+    record.write_launch(Path("build/gpt"), record.Launch("slurm", "7"))
+    assert "without this tier" in run("status").out
+
+
 def test_a_bundle_of_a_version_with_fewer_fields_is_followed(run: Run, spec: Spec) -> None:
     spec()
     assert run("render", "job.yaml", "--target=local").code == 0

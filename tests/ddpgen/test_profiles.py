@@ -25,6 +25,8 @@ from tests.ddpgen.conftest import GPT, ROOT, Run
 WRONG: list[tuple[dict[str, str], str, str]] = [
     ({"job.yaml": f"extends: no.yaml\n{GPT}"}, "job.yaml:1:10: extends:", "No such file"),
     ({"job.yaml": f"extends: [.]\n{GPT}"}, "job.yaml:1:11: extends[0]:", "directory"),
+    ({"job.yaml": f"extends: '-'\n{GPT}"}, "job.yaml:1:10: extends:", "No such file"),
+    ({"job.yaml": f"extends: /dev/zero\n{GPT}"}, "job.yaml:1:10: extends:", "no file"),
     ({"job.yaml": f"extends: {{a: b}}\n{GPT}"}, "job.yaml:1:10: extends:", "a mapping"),
     ({"job.yaml": f"extends: job.yaml\n{GPT}"}, "job.yaml:1:10: extends:", "already"),
     (
@@ -396,6 +398,13 @@ targets:
 """
     )
     assert run("plan", "job.yaml", "--resolved", "--json").code == 2
+
+
+def test_a_resolved_list_of_words_is_read_again(run: Run, tmp_path: Path) -> None:
+    script = "name: a\ncode: s.py\ntrain:\n  script: s.py\n  args:\n    - :x\n    - ?y\n    - --z\n"
+    spec = write({"job.yaml": script, "s.py": ""}, tmp_path)
+    shown = run("plan", spec, "--resolved").out
+    assert read(shown.encode(), "shown")["local"].job.train.args == (":x", "?y", "--z")
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ LINES = [
     ("nodes: 2", "8:8 nodes", "one machine"),
     ("code: ''", "8:7 code", "empty"),
     ("secrets: [HF-TOKEN]", "8:11 secrets[0]", "name of a variable"),
+    ("secrets: [hf_abcdefgh1]", "8:11 secrets[0]", "looks like a secret"),
     ("secrets: {HF-TOKEN: file:/x}", "8:11 secrets", "letters, digits and _"),
     ("secrets: {HF_TOKEN: ~/.hf_token}", "8:21 secrets.HF_TOKEN", "names no file"),
     ("secrets: {HF_TOKEN: file:.hf_token}", "8:21 secrets.HF_TOKEN", "names no file"),

@@ -78,8 +78,8 @@ CONFLICTS = [
     ({"top": "secrets: [A, A]"}, "6:14 secrets[1]", "twice"),
     ({"top": "secrets: [A, {B: file:/b}]\nenv: {B: x}"}, "6:14 secrets[1]", "B is in env"),
     (
-        {"top": "secrets: {OMP_NUM_THREADS: file:/x}"},
-        "6:28 secrets.OMP_NUM_THREADS",
+        {"top": "secrets: {LD_PRELOAD: file:/x}"},
+        "6:23 secrets.LD_PRELOAD",
         "another name",
     ),
     ({"top": "secrets: MASTER_ADDR"}, "6:10 secrets", "torchrun"),

@@ -73,9 +73,13 @@ def test_a_command_that_is_missing_or_refused_stands_in_a_comment(
     slurm: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in slurm.state.glob("sacctmgr.*"):
-        file.write_text(f"1\n{REFUSAL}\n")
+        file.write_text(f"1\n\x1b[31m{REFUSAL}\n")
     refused = run("site", "-o", "a.yaml")
     assert refused.code == 0
+    assert "\x1b" not in Path("a.yaml").read_text()
+    for file in slurm.state.glob("sacctmgr.*"):
+        file.write_text(f"1\n{REFUSAL}\n")
+    refused = run("site", "-o", "a.yaml", "--force")
     assert f"show qos format=Name,MaxWall,MaxTRES,Flags ({REFUSAL})" in refused.err
     text = Path("a.yaml").read_text()
     assert text.count(f"({REFUSAL})") == 2

@@ -11,10 +11,13 @@ from ddpgen.tiers.slurm.survey import Site
 
 def as_yaml(site: Site, login: str | None, unknown: Sequence[str]) -> str:
     """Return the profile. `unknown`: the commands without an answer, each with the reason."""
-    cluster = site.config.get("ClusterName") or "this cluster"
+    cluster = shell.comment_text(site.config.get("ClusterName") or "this cluster")
     lines = [
         f"# Profile of {cluster}, written by `ddpgen site`. Edit it as you like.",
-        *(f"# Not known, because it gave no answer: {line}" for line in unknown),
+        *(
+            f"# Not known, because it gave no answer: {shell.comment_text(line)}"
+            for line in unknown
+        ),
         "targets:",
         "  slurm:",
         *_indented(_choices(site, login), 4),

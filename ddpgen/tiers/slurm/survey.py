@@ -111,7 +111,7 @@ def _nodes(answer: str) -> dict[str, tuple[NodeType, ...]]:
             gpus = [(match["type"], int(match["count"])) for match in _GPU.finditer(gres)]
             node = NodeType(
                 count=int(count),
-                cpus=_number(cpus.rstrip("+")),
+                cpus=_number(cpus.rstrip("+")) or None,
                 mem=f"{_number(mem.rstrip('+'))}M" if _number(mem.rstrip("+")) else None,
                 gpus=sum(number for _, number in gpus),
                 gpu_type=tuple(kind for kind, _ in gpus if kind),

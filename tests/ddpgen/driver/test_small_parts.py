@@ -18,6 +18,7 @@ from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import End, Evidence, culprit, exit_code, judged, may_start_again
 from ddpgen.driver.plan import Plan, PlannedHost, login_path, read
 from ddpgen.driver.screen import MAX_LINE, Lines, Screen, shown
+from ddpgen.driver.secret_values import Mask
 from ddpgen.driver.session import failure_reason
 
 LISTING: dict[str, Any] = {
@@ -358,3 +359,12 @@ def test_nobody_waits_for_a_reader_that_does_not_read() -> None:
         heard += os.read(reader, 1 << 16)
     assert b"this terminal is slow; they are in LOGS\n" in heard
     os.close(reader)
+
+
+def test_a_secret_is_masked_however_the_output_is_cut() -> None:
+    secrets, text = ("abcdef", "abcdefgh-rest"), b"x abcdefgh-rest y abcdef z abcdefg"
+    for cut in range(len(text) + 1):
+        for second in range(cut, len(text) + 1):
+            mask = Mask(secrets)
+            parts = [mask.feed(part) for part in (text[:cut], text[cut:second], text[second:])]
+            assert b"".join([*parts, mask.end()]) == b"x *** y *** z ***g"
