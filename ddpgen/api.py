@@ -6,6 +6,7 @@ Prints nothing: messages go to the logger `ddpgen`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -229,10 +230,14 @@ class Spec:
 
     def following(self, target: str | None, output: Path | None) -> Following:
         """Return the run on `target`, or on the tier that commands.choose finds."""
-        if target is not None:
-            self.job(target)
+        bundle = job.rendered_directory(self.readings, output)
         jobs = {tier: reading.job for tier, reading in self.readings.items()}
-        return _choose(jobs, job.rendered_directory(self.readings, output), target)
+        # Options may have given the bundle a tier that the spec alone does not have.
+        with contextlib.suppress(SpecUnreadableError):
+            jobs |= {tier: j for tier, j in job.bundle_jobs(bundle).items() if tier not in jobs}
+        if target is not None and target not in jobs:
+            self.job(target)
+        return _choose(jobs, bundle, target)
 
     def log(self, warnings: Sequence[Finding]) -> None:
         """Send the warnings to the log, a line for each."""

@@ -109,7 +109,7 @@ def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
     if target == "all":
         return [name for name in TIERS if name in readings]
     if target not in readings:
-        message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
+        message = f"the spec has no targets.{target}; write {target}: below targets:, as docs/{target}.md says"
         if target == DEFAULT_TIER:
             message = (
                 f"the spec has no targets.{target}, and without one its job does not fit on one machine; "

@@ -19,6 +19,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster ma
     sys.exit(69)
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # which a host need not have
     command, *rest = argv or ["--help"]
     if command in ("-h", "--help"):
         print(_USAGE, end="")

@@ -26,7 +26,7 @@ def read(
         if file:
             value, problem = _content(file)
         else:
-            problem = "is not in your environment; export it, or take it out of secrets"
+            problem = "is not in your environment, or is empty there; export it, or take it out of secrets"
         if value:
             values[name] = value
         else:
@@ -35,10 +35,14 @@ def read(
 
 
 def _content(file: str) -> tuple[str, str]:
-    """Return the content of a file without its last newline; or "" and the problem."""
+    """Return the content of a file without the newlines at its end; or "" and the problem."""
     try:
-        with open(os.path.expanduser(file), encoding="utf-8", errors="surrogateescape") as opened:
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+        # Without O_NONBLOCK, opening a pipe would wait for ever.
+        descriptor = os.open(os.path.expanduser(file), os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8", errors="surrogateescape", newline="") as opened:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                return "", f"cannot be read from {file}: it is no regular file"
             if mode & 0o077:
                 return "", f"is in a file that others may read; chmod 600 {file}"
             return opened.read().rstrip("\r\n").replace("\0", ""), f"is missing: {file} is empty"

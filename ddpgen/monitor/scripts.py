@@ -32,9 +32,9 @@ def stop(directory: str) -> bytes:
     return text({"directory": directory}, TOOLS, _STOP)
 
 
-def check_secret_files(files: Sequence[str]) -> bytes:
-    """Complain of a file that is missing or empty, or that others may read. A path begins with / or ~/."""
-    words = " ".join(map(quote, files))
+def check_secret_files(files: Mapping[str, str]) -> bytes:
+    """Complain of a secret whose file is missing or empty, or may be read by others. A path begins with / or ~/."""
+    words = " ".join(quote(f"{name}={file}") for name, file in files.items())
     return text({}, TOOLS, f"set -- {words}\n", _CHECK_SECRET_FILES)
 
 
@@ -76,12 +76,13 @@ fact stop asked
 """
 
 _CHECK_SECRET_FILES = r"""
-for file; do
+for secret; do
+  name=${secret%%=*} file=${secret#*=}
   case $file in '~/'*) path=$HOME/${file#??} ;; *) path=$file ;; esac
-  [ -f "$path" ] && [ -r "$path" ] || trouble "the file $file of a secret cannot be read on $HOSTNAME; write it there"
-  [ -s "$path" ] || trouble "the file $file of a secret is empty on $HOSTNAME; write the secret into it"
+  [ -f "$path" ] && [ -r "$path" ] || trouble "the secret $name cannot be read from $file on $HOSTNAME; write it there"
+  [ -s "$path" ] || trouble "the secret $name is missing: $file is empty on $HOSTNAME; write it there"
   mode=$(ls -ldL -- "$path")
-  [ "${mode:4:6}" = ------ ] || trouble "the file $file of a secret may be read by others on $HOSTNAME; chmod 600 $file"
+  [ "${mode:4:6}" = ------ ] || trouble "the secret $name is in a file that others may read on $HOSTNAME; chmod 600 $file"
 done
 """
 

@@ -43,8 +43,8 @@ class _Name(Text):
     """The name of a secret. Its refusal does not show a text that may be the secret itself."""
 
     def parse(self, raw: Scalar) -> str:
-        if TOKEN_FORMS.fullmatch(raw.text) and exposes_secret("", raw.text):
-            raise Refused("looks like a secret and no name", f"write {self.allowed}")
+        if exposes_secret("", raw.text) or "=" in raw.text or ":" in raw.text:
+            raise Refused("may hold the secret itself", f"write {self.allowed} alone")
         return super().parse(raw)
 
 

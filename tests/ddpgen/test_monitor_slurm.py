@@ -376,7 +376,7 @@ def test_secrets_reach_sbatch_by_its_environment_alone(
     file = cluster.root / "token"
     text = f"secrets: [A_TOKEN, B_TOKEN: 'file:{file}']\ntargets:\n  slurm: {{{tier}dir: ~/job}}\n"
     monkeypatch.delenv("A_TOKEN", raising=False)
-    said = "the secret A_TOKEN is not in your environment; export it"
+    said = "the secret A_TOKEN is not in your environment, or is empty there; export it"
     refused = run("launch", spec(GPT + text), "--target", "slurm")
     assert (refused.code, said in refused.err, cluster.calls("sbatch")) == (69, True, [])
     monkeypatch.setenv("A_TOKEN", "it's 5ecret")

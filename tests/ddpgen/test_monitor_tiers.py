@@ -298,6 +298,17 @@ def test_a_launch_on_a_tier_that_the_bundle_has_no_more_is_listed(run: Run, spec
     assert "without this tier" in run("status").out
 
 
+def test_a_tier_that_an_option_added_is_followed_by_the_spec(run: Run, spec: Spec) -> None:
+    spec()
+    added = ("--set", "targets.slurm.time=1h")
+    assert run("render", "job.yaml", "--target=slurm", *added).code == 0
+    for words in (("status", "job.yaml"), ("stop", "job.yaml"), ("doctor", "job.yaml")):
+        told = run(*words)
+        assert "bug" not in told.err, told
+        assert "the spec has no targets.slurm" not in told.err
+    assert "the spec has no targets.hosts" in run("status", "job.yaml", "--target=hosts").err
+
+
 def test_a_bundle_of_a_version_with_fewer_fields_is_followed(run: Run, spec: Spec) -> None:
     spec()
     assert run("render", "job.yaml", "--target=local").code == 0

@@ -148,6 +148,11 @@ REFUSED = [
         "9:59 targets.slurm.secrets[1]",
         "B: file:~/PATH",
     ),
+    (
+        "extra: ['--export=ALL,HF_TOKEN=hf_0123456789']",
+        "9:18 targets.slurm.extra",
+        "holds the value of HF_TOKEN",
+    ),
     ("extra: mem=4G", "9:18 targets.slurm.extra", "--qos"),
     ("extra: --nodes=3", "9:18 targets.slurm.extra", "--nodes"),
     ("extra: ['--open-mode=truncate']", "9:19 targets.slurm.extra[0]", "--open-mode"),

@@ -153,7 +153,10 @@ def test_a_job_is_launched_stopped_launched_again_and_done(
     if secrets:
         missing = desk.types("launch", "--target", "slurm")
         assert missing.code == 69
-        assert "the secret HF_TOKEN is not in your environment; export it" in missing.err
+        assert (
+            "the secret HF_TOKEN is not in your environment, or is empty there; export it"
+            in missing.err
+        )
         planted.plant(token, batch.access.UID)
         for variable, value in planted.IN_ENVIRONMENT.items():
             monkeypatch.setenv(variable, value)

@@ -91,7 +91,10 @@ def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start
     out = tmp_path / "out"
     missing = fleet.ask(rig, bundles[0])
     assert missing.returncode == 69
-    assert "ddpgen: the secret HF_TOKEN is not in your environment; " in missing.stderr
+    assert (
+        "ddpgen: the secret HF_TOKEN is not in your environment, or is empty there; "
+        in missing.stderr
+    )
     planted.plant(tmp_path / "token")
     for name, value in planted.IN_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

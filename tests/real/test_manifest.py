@@ -46,7 +46,7 @@ def test_a_kill_and_a_stop_are_on_record_and_no_secret_is(tmp_path: Path) -> Non
     secrets |= planted.IN_ENVIRONMENT
     without = jobs.run(bundle, env={**secrets, "HF_TOKEN": ""})
     assert without.process.returncode == 69
-    assert "the secret HF_TOKEN is not set; export HF_TOKEN" in without.output
+    assert "the secret HF_TOKEN is not set, or is empty; export HF_TOKEN" in without.output
     assert not directory.exists()
     with planted.in_no_argument():
         job = jobs.Job(bundle, env=secrets)

@@ -25,25 +25,29 @@ def load(
     `remedy`: for one that is not in the environment; {name} is its name. `handed_on`: another process of this launch has
     read the files already.
     """
+    if secrets:
+        environment[SECRETS] = ",".join(name for name, _ in secrets)
     missing = []
     for name, file in secrets:
         problem = ""
         if file and not handed_on:
             environment[name], problem = _content(file)
         if not environment.get(name):
-            problem = problem or f"is not set; {remedy.format(name=name)}"
+            problem = problem or f"is not set, or is empty; {remedy.format(name=name)}"
             missing.append(f"the secret {name} {problem}")
     if missing:
         raise Refusal(EXIT_UNAVAILABLE, "; ".join(missing))
-    if secrets:
-        environment[SECRETS] = ",".join(name for name, _ in secrets)
 
 
 def _content(file: str) -> tuple[str, str]:
-    """Return the content of a file without its last newline; or "" and the problem."""
+    """Return the content of a file without the newlines at its end; or "" and the problem."""
     try:
-        with open(os.path.expanduser(file), encoding="utf-8", errors="surrogateescape") as opened:
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+        # Without O_NONBLOCK, opening a pipe would wait for ever.
+        descriptor = os.open(os.path.expanduser(file), os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8", errors="surrogateescape", newline="") as opened:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                return "", f"cannot be read from {file}: it is no regular file"
             if mode & 0o077:
                 return "", f"is in a file that others may read; chmod 600 {file}"
             return opened.read().rstrip("\r\n").replace("\0", ""), f"is missing: {file} is empty"

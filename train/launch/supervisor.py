@@ -89,7 +89,6 @@ class Supervisor:
 
     def _run(self) -> ExitReport:
         self._tier.listen(self._events)
-        check_arguments(self._command, self._tier.leading)
         if not self._options.install:
             secrets.load(
                 self._options.secrets,
@@ -97,6 +96,7 @@ class Supervisor:
                 self._tier.secret_remedy,
                 self._tier.has_secrets or bool(self._options.driven),
             )
+        check_arguments(self._command, self._tier.leading)  # its message hides the secrets
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:

@@ -15,6 +15,7 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import unwise
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
@@ -122,9 +123,17 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 def _secrets(job: SlurmJob) -> Iterator[Conflict]:
     exports = [option for option in job.extra if option.startswith("--export=")]
     exported = exports[-1].partition("=")[2].split(",") if exports else ["ALL"]
+    for name, _, value in (word.partition("=") for word in exported):
+        if exposes_secret(name, value) or (
+            value and name in {secret.name for secret in job.secrets}
+        ):
+            problem = (
+                f"--export holds the value of {name}, and everybody who reads the bundle reads it"
+            )
+            yield Conflict(("extra",), problem, f"write secrets: [{name}], and --export=ALL")
     for i, (name, file) in enumerate(job.secrets):
         if not file and not {"ALL", name}.intersection(exported):
-            problem = f"{name} does not get into the job with {exports[-1]}"
+            problem = f"{name} does not get into the job with this --export"
             remedy = f"write {name}: file:~/PATH, the file being on the cluster with mode 600"
             yield Conflict((f"secrets[{i}]", "secrets", "extra"), problem, remedy)
 

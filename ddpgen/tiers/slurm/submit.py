@@ -38,7 +38,7 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         raise TargetUnavailableError("\n".join(missing))
     copy = snapshot.copy_bundle(bundle)
     with control_machine(job, bundle.absolute().parent) as machine:
-        if files := [secret.file for secret in job.secrets if secret.file]:
+        if files := {secret.name: secret.file for secret in job.secrets if secret.file}:
             machine.facts(scripts.check_secret_files(files), "check the files of secrets")
         directory = _copy_to_machine(machine, copy)
         words = [*_options(machine, job), _SCRIPT, *arguments]

@@ -97,7 +97,10 @@ def test_secrets_are_sent_over_standard_input_at_every_start_and_masked(
     plays(pair, desk="listen spill", lap="crash-after-4 spill")  # run.sh starts all again
     code, output = pair.play()
     assert code == 69
-    assert "ddpgen: the secret A_TOKEN is not in your environment; export it" in output
+    assert (
+        "ddpgen: the secret A_TOKEN is not in your environment, or is empty there; export it"
+        in output
+    )
     assert f"ddpgen: the secret B_TOKEN cannot be read from {file}: No such" in output
     assert pair.started() == []
     file.write_text("it's f1le-secret\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -54,9 +55,19 @@ def test_a_file_that_is_no_secret_is_refused_alike(
     assert secret_values.read({"B": "~/.token"}, {"B": "stale"}) == ({}, [str(refused.value)])
 
 
+def test_a_pipe_is_refused_alike_without_a_wait(file: Path) -> None:
+    os.mkfifo(file, 0o600)
+    with pytest.raises(Refusal, match="no regular file") as refused:
+        secrets.load(options.secrets("B=~/.token"), {}, "")
+    assert secret_values.read({"B": "~/.token"}, {}) == ({}, [str(refused.value)])
+
+
 def test_every_secret_that_is_missing_is_named_with_its_remedy() -> None:
     with pytest.raises(
-        Refusal, match=re.escape("secret A is not set; set A; the secret B is not set; set B")
+        Refusal,
+        match=re.escape(
+            "secret A is not set, or is empty; set A; the secret B is not set, or is empty; set B"
+        ),
     ):
         secrets.load((("A", ""), ("C", ""), ("B", "")), {"A": "", "C": "c"}, "set {name}")
 

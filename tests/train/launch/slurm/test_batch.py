@@ -167,7 +167,9 @@ def test_a_secret_that_is_missing_ends_the_job_and_a_file_reaches_every_node(sta
         f"the secret HF_TOKEN is in a file that others may read; chmod 600 {start.place}/token"
     )
     assert code == 69
-    assert said.startswith("the secret A_TOKEN is not set; export A_TOKEN before sbatch")
+    assert said.startswith(
+        "the secret A_TOKEN is not set, or is empty; export A_TOKEN before sbatch"
+    )
     assert said.endswith(others_may_read)
     assert not (start.place / "env").exists()
     (start.place / "token").chmod(0o600)
