@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tests.real.jobs import assert_same_bits, checkpoints, rows
 from tests.train import own_parts
 from tests.train.workers import Run, import_compiler, run
 from train.checkpoint import disk
-from train.training import repeats
+from train.training import evaluate, repeats
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -409,33 +410,79 @@ def test_computing_a_micro_batch_twice_leaves_nothing_behind() -> None:
     assert [p.grad for p in layer.parameters()] == [None, None]
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.fixture
+def mode() -> Iterator[None]:
+    before = torch.get_deterministic_debug_mode()
+    yield
+    torch.set_deterministic_debug_mode(before)
+
+
+def test_an_evaluation_on_a_gpu_may_be_inexact_and_leaves_the_mode_as_it_was(mode: None) -> None:
+    modes: list[int] = []
+
+    def metrics(*_: object) -> dict[str, torch.Tensor]:
+        modes.append(torch.get_deterministic_debug_mode())
+        return {"loss": X.sum()}
+
+    workload: Any = SimpleNamespace(
+        model=torch.nn.Linear(8, 1),
+        eval_dataset=X,
+        collate=torch.stack,
+        metrics=metrics,
+        finish=None,
+    )
+    config: Any = SimpleNamespace(micro_batch_size=4, seed=0)
+    torch.set_deterministic_debug_mode("error")
+    assert evaluate.names(workload, torch.device("cpu"), config) == {"loss"}
+    assert (modes, torch.get_deterministic_debug_mode()) == ([1], 2)
+
+
+UNKNOWN_OPERATION = "pool_backward does not have a deterministic implementation, but"
+CUBLAS = (
+    "Deterministic behavior was enabled, but this is not deterministic because it uses CuBLAS and"
+)
+
+
+# The refusal on this rank, if there is one; the operation of another rank; and the operation in the warning.
+@pytest.mark.parametrize(
+    ("refusal", "elsewhere", "named"),
+    [
+        ("", "", ""),
+        (UNKNOWN_OPERATION, "", "of pool_backward on"),
+        (CUBLAS, "", "CUBLAS_WORKSPACE_CONFIG"),
+        ("", "pool_backward", "of pool_backward on"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_gpu_trains_in_the_mode_error_if_all_operations_have_a_deterministic_version(
-    capsys: pytest.CaptureFixture[str], deterministic: bool
+    capsys: pytest.CaptureFixture[str],
+    mode: None,
+    refusal: str,
+    elsewhere: str,
+    named: str,
+    rank: int,
 ) -> None:
     layer = torch.nn.Linear(8, 1)
     modes: list[int] = []
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         modes.append(torch.get_deterministic_debug_mode())
-        if modes[-1] == 2 and not deterministic:  # as torch does on a GPU
-            raise RuntimeError("pool_backward does not have a deterministic implementation, but")
+        if modes[-1] == 2 and refusal:  # as torch does on a GPU
+            raise RuntimeError(refusal)
         loss: torch.Tensor = layer(x).sum()
         return loss
 
-    world: Any = SimpleNamespace(
-        device=torch.device("cuda"), rank=0, all_gather=lambda value: [value]
-    )
-    before = torch.get_deterministic_debug_mode()
-    try:
-        exact = repeats.check(layer, compute, lambda: [X, X.clone()], world)
-        mode = torch.get_deterministic_debug_mode()
-    finally:
-        torch.set_deterministic_debug_mode(before)
+    def all_gather(value: Any) -> list[Any]:
+        return [value, elsewhere if isinstance(value, str) else value]
+
+    world: Any = SimpleNamespace(device=torch.device("cuda"), rank=rank, all_gather=all_gather)
+    exact = repeats.check(layer, compute, lambda: [X, X.clone()], world)
     said = capsys.readouterr().err
-    assert exact == deterministic
-    assert (mode, modes) == ((2, [2, 2]) if deterministic else (1, [2, 1, 1]))
-    assert ("no deterministic version of pool_backward" in said) != deterministic
+    assert exact == (not named)
+    assert modes == ([2, 2] if exact else [2, 1, 1] if refusal else [2, 2, 1, 1])
+    assert torch.get_deterministic_debug_mode() == modes[-1]
+    assert ("no deterministic version" in said) == (rank == 0 and not exact)
+    assert named in said or rank
 
 
 X = torch.arange(32.0).reshape(4, 8)
