@@ -50,15 +50,20 @@ def test_one_that_is_whole_is_not_made_again(maker: Maker, tmp_path: Path) -> No
     assert maker.made == [False]
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [("-r own.txt", "-r"), ("-c ~/code/own.txt", "-c"), ("--constraint=own.txt", "--constraint")],
+)
 def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
-    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, option: str, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "code" / "own.txt"
     file.parent.mkdir()
 
     def ask() -> int:
-        return install.main([str(tmp_path / "env"), "--", "torch", "-r own.txt"])
+        return install.main([str(tmp_path / "env"), "--", "torch", line])
 
     assert ask() == EXIT_UNAVAILABLE
     for text in ("numpy==2.0", "numpy==2.0", "numpy==2.1"):
@@ -66,7 +71,7 @@ def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
         assert ask() == 0
     assert maker.made == [False, True]
     listed = (tmp_path / "env" / "requirements.txt").read_text()
-    assert listed.startswith(f"torch\n-r {file}\n# sha256:")
+    assert listed.startswith(f"torch\n{option} {file}\n# sha256:")
 
 
 @pytest.mark.parametrize("missing", [install.INSTALLED, "bin/python"])

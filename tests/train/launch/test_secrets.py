@@ -21,7 +21,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("content", "value"), [("hf_1\n", "hf_1"), ("two\nlines é\r\n", "two\nlines é")]
+    ("content", "value"), [("hf_1\n", "hf_1"), (" \0two\nlines é \r\n", " two\nlines é ")]
 )
 def test_a_file_gives_its_secret_alike_on_a_host_and_to_the_driver(
     content: str, value: str, file: Path
