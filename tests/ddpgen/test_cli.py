@@ -195,6 +195,8 @@ def test_an_annotation_escapes_what_github_would_read() -> None:
     result = Validation("job.yaml", (), (finding,), SpecInvalidError("job.yaml", [finding]))
     line = "::error file=job.yaml,line=1,col=2,title=a%2Cb%3Ac::50%25 of%0Ait; no: yes"
     assert list(github_annotations(result)) == [line]
+    doubt = Validation("job.yaml", ("local",), (finding._replace(fatal=False),), None)
+    assert list(github_annotations(doubt)) == [line.replace("::error", "::warning")]
 
 
 def test_the_hook_for_pre_commit_names_the_command() -> None:

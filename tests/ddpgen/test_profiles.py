@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -122,6 +123,48 @@ def test_a_fault_in_a_layer_is_at_its_file_and_line(
     assert word in line
 
 
+def test_faults_before_a_file_that_is_no_yaml_are_told_as_well(tmp_path: Path) -> None:
+    files = {"job.yaml": f"extends: b.yaml\n{GPT}nodes: 1\nnodes: 2\n", "b.yaml": "a: [1\n"}
+    first, second = errors(files, tmp_path)
+    assert first.startswith("job.yaml:10:1: nodes:")
+    assert second.startswith("b.yaml:1:4:")
+
+
+def test_a_field_that_no_layer_has_is_missing_in_the_spec(tmp_path: Path) -> None:
+    train = "train:\n  {}\n"
+    files = {
+        "job.yaml": f"extends: base.yaml\nname: a\n{train.format('steps: 3')}",
+        "base.yaml": train.format("workload: gpt"),
+    }
+    lines = errors(files, tmp_path)
+    assert {line.partition(": ")[0] for line in lines} == {"job.yaml:4:3"}
+
+
+def test_a_file_in_the_home_is_named_as_the_spec_names_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    files = {
+        "job.yaml": f"extends: a/b.yaml\n{GPT}",
+        "a/b.yaml": "extends: ~/team.yaml\n",
+        "home/team.yaml": "restarts: 7\n",
+    }
+    assert job.load(write(files, tmp_path))["local"].job.restarts == 7
+    assert run("render", "job.yaml", "--target", "local").code == 0
+    named = set(listing(Path("build/gpt"))["layers"]["files"])
+    assert named == {"job.yaml", "a/b.yaml", "~/team.yaml"}
+
+
+def test_a_fault_in_a_layer_names_its_file_to_programs(run: Run, tmp_path: Path) -> None:
+    write({"job.yaml": f"extends: b.yaml\n{GPT}", "b.yaml": "nods: 2\n"}, tmp_path)
+    ((finding,),) = (
+        each["findings"] for each in json.loads(run("validate", "--json", "job.yaml").out)
+    )
+    assert (finding["file"], finding["line"]) == ("b.yaml", 1)
+    line = run("validate", "--format", "github", "job.yaml").out
+    assert line.startswith("::error file=b.yaml,line=1,")
+
+
 def listing(bundle: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((bundle / "bundle.json").read_text())
     return loaded
@@ -137,6 +180,12 @@ def test_the_later_layer_wins_field_by_field_and_lists_are_replaced(tmp_path: Pa
     read = job.load(write(files, tmp_path))["local"].job
     assert read.env == {"A": "one", "B": "two", "C": "spec"}
     assert (read.restarts, read.code, read.nic, read.train.steps) == (3, ("two",), "eth2", 300)
+
+
+def test_a_field_that_is_null_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    files = {"job.yaml": "extends: base.yaml\ntrain: {epochs: null}\n", "base.yaml": GPT}
+    read = job.load(write(files, tmp_path))["local"].job
+    assert (read.train.steps, read.train.epochs) == (300, None)
 
 
 def test_one_of_two_fields_that_exclude_each_other_gives_way_to_the_later_layer(
@@ -174,7 +223,10 @@ def test_a_bundle_names_the_layers_and_needs_none(run: Run, tmp_path: Path) -> N
     spec = write(files, tmp_path)
     assert run("render", tmp_path / spec, "--target", "all", "-o", "b").code == 0
     kept = listing(Path("b"))["layers"]
-    assert set(kept["files"]) == {"job.yaml", "../team/base.yaml"}
+    assert kept["files"] == {
+        name: hashlib.sha256(Path("here", name).read_bytes()).hexdigest()
+        for name in ("job.yaml", "../team/base.yaml")
+    }
     (tmp_path / "team/base.yaml").write_text("# another comment\n" + files["team/base.yaml"])
     assert "unchanged" in run("render", spec, "--target", "all", "-o", "b").err
     assert listing(Path("b"))["layers"] == kept
@@ -216,6 +268,16 @@ def test_an_override_is_typed_as_its_field_and_the_last_one_wins(tmp_path: Path)
     assert [host.name for host in jobs["hosts"].hosts] == ["c", "d"]
     assert (read.preflight.enabled, read.preflight.ignore) == (False, ("NIC008",))
     assert (read.train.best.metric, read.train.best.mode) == ("f1", "max")
+
+
+def test_an_override_of_one_part_keeps_the_other_parts(tmp_path: Path) -> None:
+    off = f"{GPT}targets: {{slurm: {{preflight: off}}}}\n"
+    jobs = overridden(tmp_path, "preflight.ignore=NIC008", spec=off)
+    assert (jobs["slurm"].preflight.enabled, jobs["slurm"].preflight.ignore) == (False, ("NIC008",))
+    jobs = overridden(tmp_path, "preflight=off", "preflight.ignore=NIC008", spec=GPT)
+    assert (jobs["local"].preflight.enabled, jobs["local"].preflight.ignore) == (False, ("NIC008",))
+    jobs = overridden(tmp_path, "env.A=1", "env={B: 2}", "env.A=3")
+    assert jobs["local"].env == {"B": "2", "A": "3"}
 
 
 def test_an_override_of_the_job_wins_over_every_tier_and_one_of_a_tier_over_both(
@@ -417,3 +479,8 @@ def test_a_resolved_spec_gives_the_same_jobs(example: Path) -> None:
     assert {tier: Group(MODELS[tier]).dump(each.job) for tier, each in again.items()} == {
         tier: Group(MODELS[tier]).dump(each.job) for tier, each in readings.items()
     }
+
+
+def test_a_resolved_list_keeps_an_item_with_a_comma(tmp_path: Path) -> None:
+    readings = job.load(write({"job.yaml": f"{GPT}code:\n  - a,b\n"}, tmp_path))
+    assert 'code: ["a,b"]' in show.as_yaml(readings["local"].whole, MODELS)
