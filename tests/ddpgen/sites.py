@@ -52,7 +52,7 @@ UNIVERSITY = Answers(
     + _partition("gpu-long", "7-00:00:00", MaxNodes="2", AllowAccounts="ml", AllowQos="long,normal"),
     nodes=(
         "cpu|120|48|190000|(null)|skylake,ib\n"
-        "cpu|12|128|1000000+|(null)|rome,ib,bigmem\n"
+        "cpu|12|128+|1000000+|(null)|rome,ib,bigmem\n"
         "gpu|6|64|512000|gpu:a100:4(S:0-3),nvme:1|rome,ib,a100\n"
         "gpu|10|40|190000|gpu:v100:2(S:0-1)|skylake,ib,v100\n"
         "gpu|1|64|512000|gpu:a100:2(S:0),gpu:a100_1g.10gb:14(S:1),shard:8|rome,a100\n"

@@ -51,6 +51,8 @@ FITTING = [
     ("lab", "gpus_per_node: 4", "time: 300h, account: whoever, qos: any"),
     ("lab", "nodes: 2..9", "mem: 0"),
     ("university", "", "time: 72h, account: physics"),
+    ("university", "", "account: Physics, qos: NORMAL"),
+    ("university", "gpus_per_node: 12", "partition: gpu, qos: long"),
     ("university", "gpus_per_node: 4\nnodes: 4", "partition: gpu, gpu_type: A100, time: 24h"),
     ("university", "gpus_per_node: 4", 'partition: "gpu,gpu-long", account: ml, time: 48h'),
     ("university", "gpus_per_node: 4", "partition: gpu-long, account: ml, qos: long, time: 300h"),
@@ -58,7 +60,7 @@ FITTING = [
     ("university", "", "constraint: rome|v100, mem: 976G"),
     ("university", "", 'constraint: "[rome|none]", array: 0-10000%50'),
     ("university", "gpus_per_node: 4\nnodes: 5", "partition: gpu, gpu_request: none"),
-    ("centre", "gpus_per_node: 4", "partition: booster, array: 0-100"),
+    ("centre", "gpus_per_node: 4", "partition: booster, array: 0-100%200"),
     ("centre", "nodes: 200..300", ""),
     ("centre", "nodes: 999", 'partition: x, extra: ["--clusters=other"]'),
 ]
@@ -69,6 +71,7 @@ REFUSED = [
     ("lab", "gpus_per_node: 2\nnodes: 3", "", "9:16: gpus_per_node:", "only 2 node(s) with 2 GPUs", "nodes: 2"),
     ("lab", "", "cpus_per_proc: 33", ".cpus_per_proc:", "no partition has 66 CPUs a node", "cpus_per_proc: 32"),
     ("lab", "", "mem: 600G", ".mem:", "no partition has 600G of memory a node", "512000M or less"),
+    ("lab", "", "mem: 1T", ".mem:", "no partition has 1T of memory a node", "512000M or less"),
     ("university", "", "mem: 1000001", ".mem:", "no partition has 1000001 of memory", "1000000M or less"),
     ("lab", "", "partition: mian", ".partition:", 'no partition "mian"', "main?"),
     ("lab", "", "array: 0-1001", ".array:", "1001 is above the site's largest, 1000", "split"),
@@ -133,6 +136,7 @@ def test_a_site_without_answers_refuses_nothing(tmp_path: Path) -> None:
     only_partitions = survey.Answers(partitions=UNIVERSITY.partitions)
     text = profile.as_yaml(survey.read(only_partitions), None, ["x"])
     write({".ddpgen/lab.yaml": text}, tmp_path)
+    assert "gpu_request: gpus-per-node" in text
     assert findings("lab", "gpus_per_node: 8\nnodes: 99") == []
     assert "72h" in findings("lab", slurm="time: 96h")[0]
 
@@ -143,6 +147,12 @@ def test_accounts_are_free_where_slurm_does_not_enforce_them() -> None:
     assert (free.accounts, free.qos, free.qos_limits) == ((), (), ())
     unknown = survey.read(UNIVERSITY._replace(config="")).limits
     assert (unknown.accounts, unknown.max_array_size) == (("attic", "physics", "ml"), None)
+
+
+def test_a_site_without_a_default_partition_names_them_all() -> None:
+    partitions = UNIVERSITY.partitions.replace("Default=YES", "Default=NO")
+    text = profile.as_yaml(survey.read(UNIVERSITY._replace(partitions=partitions)), None, [])
+    assert "    # partition:  # the site has no default; one of cpu, gpu, gpu-long\n" in text
 
 
 def test_gpus_are_asked_for_in_the_spelling_that_the_site_has() -> None:
