@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +79,13 @@ def test_a_mapping_has_the_layers_of_a_file(tmp_path: Path) -> None:
         {"A": "1e3"},
     )
     assert (vars(job)["partition"], job.nodes) == ("gpu", NodeCount(2, 1))
+
+
+def test_the_warnings_are_those_about_the_code_as_well(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / ".env").touch()
+    (warning,) = ddpgen.load({**MAPPING, "code": "src"}).render().warnings
+    assert (warning.path, ".env may hold secrets" in warning.problem) == ("code", True)
 
 
 def test_a_wrong_spec_is_an_error_with_its_findings(tmp_path: Path) -> None:
@@ -150,10 +156,29 @@ def test_a_job_is_submitted_followed_and_taken_out_of_the_queue(
     assert "4711" in "\n".join(status.said)
     shown = run("status", "build/gpt", "--json")
     assert json.loads(shown.out) == status._asdict()
+    assert "4711 PENDING (Priority)" in run("status").out
     assert spec.stop()[0] == "taken out of the queue: 4711"
     cluster.answers("test", "1\nsbatch: error: no partition\n")
     with pytest.raises(ddpgen.TargetUnavailableError, match="no partition\nsbatch refuses the job"):
         spec.launch("slurm")
+
+
+def test_a_launch_overwrites_an_edit_with_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Cluster(tmp_path, monkeypatch)
+    spec = ddpgen.load(SLURM)
+    spec.render("slurm")
+    Path("build/gpt/slurm.sbatch").write_text("#!/bin/bash\n")
+    with pytest.raises(ddpgen.BundleRefusedError, match=r"slurm\.sbatch"):
+        spec.launch("slurm")
+    assert spec.launch("slurm", force=True).job == "4711"
+
+
+def test_a_job_that_is_to_stop_now_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpgen.tiers.commands.stop", lambda run, now: [run.tier, str(now)])
+    spec = ddpgen.load(MAPPING)
+    assert (spec.stop(), spec.stop(now=True)) == (["local", "False"], ["local", "True"])
 
 
 def test_a_job_that_is_not_recorded_is_named_in_the_error(
@@ -197,12 +222,12 @@ def test_status_and_stop_work_where_an_event_loop_runs_as_in_a_notebook() -> Non
 
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_signal_ends_the_job_first_and_is_raised_then(thread: bool, tmp_path: Path) -> None:
-    waits = "trap 'touch ended; exit 75' INT; touch began; while :; do sleep 0.05; done"
+    waits = "trap 'touch ended; exit 75' INT; echo >began; while :; do sleep 0.05; done"
+    os.mkfifo(tmp_path / "began")
     codes: list[int] = []
 
     def interrupt() -> None:
-        while not (tmp_path / "began").exists():
-            time.sleep(0.01)
+        (tmp_path / "began").read_text()  # waits until the job has written it
         os.kill(os.getpid(), signal.SIGINT)
 
     if thread:  # Python hears no signal there

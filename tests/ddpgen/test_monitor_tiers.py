@@ -337,6 +337,8 @@ def test_a_bundle_and_a_checkpoint_directory_elsewhere_are_followed_there(
     assert run("render", "job.yaml", "--target=local", "-o", "away/it").code == 0
     assert run("status", "job.yaml", "-o", "away/it").out.startswith("away/checkpoints/gpt:")
     assert run("status", "away/it", "-o", "away").code == 2
+    other = run("status", "away/it", "--target=slurm")
+    assert (other.code, "was rendered for local, not for slurm" in other.err) == (2, True)
     place = tmp_path / "it's here"
     (place / "step-000000007").mkdir(parents=True)
     (place / "step-000000007" / "checkpoint.json").write_text("{}")
