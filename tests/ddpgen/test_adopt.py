@@ -381,6 +381,7 @@ def test_of_a_line_with_several_commands_each_is_taken_once(run: Run, tmp_path: 
 def test_no_secret_gets_into_the_spec_or_what_is_said(run: Run, tmp_path: Path) -> None:
     text = """\
 export HF_TOKEN=hf_abcdefghijk
+export HUB=hf_lmnopqrstuv
 API_KEY=very-secret-1
 wandb login very-secret-1
 torchrun train.py --hub_token $HF_TOKEN --k $API_KEY --api-key=very-secret-2 --password very-secret-3 --x hf_12345678
@@ -389,6 +390,7 @@ torchrun train.py --hub_token $HF_TOKEN --k $API_KEY --api-key=very-secret-2 --p
     assert "secret-" not in out + err
     assert "hf_" not in out + err
     job = read(out.encode(), "a")["local"].job
+    assert {"HF_TOKEN", "HUB"} <= set(dict(job.secrets))
     assert job.train.args == (
         "--hub_token", "$HF_TOKEN", "--k", "$API_KEY", "--api-key=***", "--password", "***", "--x", "***",
     )  # fmt: skip

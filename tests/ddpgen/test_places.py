@@ -81,6 +81,8 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  /data/lock",
         ".  ..  ./  /  //  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
     ),
+    (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE", "DONE  {checkpoint_dir}/DONE  $X/*/DONE"),
+    (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt", "/a.pt  ~/a.pt  .  {checkpoint_dir}  $X/a.pt"),
     (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p"),
     (
         places.url_fault,

@@ -187,13 +187,24 @@ def test_lines_of_bash_are_read_once_for_all_tiers_and_run_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "env"))
-    (tmp_path / "env").write_text(f"touch {tmp_path}/ran")
+    (tmp_path / "env").write_text(f"touch {tmp_path}/ran; )")
     lines._fault.cache_clear()
     text = spec(top=f"python: {{activate: ['touch {tmp_path}/ran', 'fi']}}")
     found = faults(f"{text}targets: {{local: {{}}, slurm: {{}}}}\n")
     assert [fault.where for fault in found] == [f"6:{len(str(tmp_path)) + 35} python.activate[1]"]
     assert lines._fault.cache_info().misses == 1
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_lines_of_one_host_are_read_as_well() -> None:
+    host = "{name: a, python: {activate: fi}}"
+    (fault,) = faults(f"{spec(nodes=2)}targets: {{hosts: {{hosts: [{host}, b]}}}}\n")
+    assert fault.where.endswith(" targets.hosts.hosts[0].python.activate")
+
+
+def test_a_fault_is_at_the_entry_that_holds_its_line() -> None:
+    (fault,) = faults(spec(top='python: {activate: ["if :\\nthen :", "fi", "fi", ":"]}'))
+    assert fault.where.endswith(" python.activate[2]")
 
 
 def test_lines_of_bash_on_a_machine_without_bash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +279,7 @@ def test_a_job_of_more_processes_than_a_plan_can_list_is_refused() -> None:
         ("HF_TOKEN_PATH: /run/secrets/hf", False),
         ("TOKEN_LIMIT: 100000", False),
         ("KEY: x", False),
+        ("KEY: a-1", False),
         ("TOKENIZERS_PARALLELISM: 'false'", False),
         ("PAD_TOKEN: '<|endoftext|>'", False),
         ("SORT_KEY: timestamp", False),

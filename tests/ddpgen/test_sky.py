@@ -21,7 +21,7 @@ from ddpgen.tiers.command import SupervisorCommand
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.plan import plan
-from ddpgen.tiers.sky.requirement import Requirement
+from ddpgen.tiers.sky.requirement import Requirement, floats
 from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, findings, named
 
 BUCKET = "bucket: s3://bbb"
@@ -359,6 +359,11 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
     told = findings(on_sky(sky))
     assert not any(finding.fatal for finding in told)
     assert named(map(Fault.of, told), where, word), told
+
+
+def test_a_package_at_an_address_is_no_other_one_next_month() -> None:
+    assert floats("torch>=2")
+    assert not floats("mine @ https://host/mine-1.whl")
 
 
 @pytest.mark.parametrize(

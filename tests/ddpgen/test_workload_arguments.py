@@ -34,6 +34,11 @@ def test_what_a_workload_would_refuse_is_refused(text: str, word: str) -> None:
     assert word in fault.text
 
 
+def test_pictures_of_the_users_have_any_number_of_classes() -> None:
+    args = "classes: 2, data_dir: /data/own, sha256: {train-images-idx3-ubyte.gz: null}"
+    assert not faults(with_args(args, "mnist"))
+
+
 RANGES = [
     ("gpt", "depth", "1 12", "0 -1 1.5 x true 1e3 2000000000"),
     ("gpt", "max_bytes", "1000000000000000", "0"),
