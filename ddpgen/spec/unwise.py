@@ -8,6 +8,7 @@ from itertools import chain
 
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.secrets import exposes_secret
 
 _DAY_S = 86400.0
 # A directory that each node has for itself, and empties when it boots.
@@ -27,7 +28,9 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return a warning for each value of any tier's job that is out of proportion."""
-    return chain(environment(job.env, "env"), _name(job), _rendezvous(job), _proportions(job))
+    return chain(
+        environment(job.env, "env"), _name(job), _rendezvous(job), _proportions(job), _tokens(job)
+    )
 
 
 def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
@@ -89,6 +92,23 @@ def _proportions(job: JobSpec) -> Iterator[Conflict]:
     if train.weight_decay > 10:
         problem = f"{train.weight_decay:g} pulls every weight to zero"
         yield _warning("train.weight_decay", problem, "write a smaller one, like 0.1")
+
+
+def _tokens(job: JobSpec) -> Iterator[Conflict]:
+    args = job.train.args
+    lists = {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
+    texts: list[tuple[tuple[str, ...], str]] = []
+    if isinstance(args, Mapping):
+        texts += [((f"train.args.{name}",), str(value)) for name, value in args.items()]
+    else:
+        lists["train.args"] = args
+    for field, lines in lists.items():
+        texts += [((f"{field}[{i}]", field), str(line)) for i, line in enumerate(lines)]
+    for fields, text in texts:
+        if exposes_secret("", text):
+            problem = "looks like a secret, and everybody who reads the bundle reads it"
+            remedy = "write its name into secrets, and read the variable of this name"
+            yield Conflict(fields, problem, remedy, fatal=False)
 
 
 def _warning(field: str, problem: str, remedy: str) -> Conflict:

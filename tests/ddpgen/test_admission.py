@@ -62,6 +62,7 @@ FITTING = [
     ("university", "gpus_per_node: 4\nnodes: 5", "partition: gpu, gpu_request: none"),
     ("centre", "gpus_per_node: 4", "partition: booster, array: 0-100%200"),
     ("centre", "nodes: 200..300", ""),
+    ("centre", "nodes: 256", ""),
     ("centre", "nodes: 999", 'partition: x, extra: ["--clusters=other"]'),
 ]
 # A job that never starts, the place of the finding, its problem and its remedy.

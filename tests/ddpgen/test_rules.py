@@ -150,6 +150,16 @@ UNWISE = [
     ({"top": "env: {SLURM_NTASKS: 4}"}, "6:21 env.SLURM_NTASKS", "Slurm"),
     ({"top": "env: {TORCHELASTIC_RUN_ID: 4}"}, "6:28 env.TORCHELASTIC_RUN_ID", "torchrun"),
     ({"top": "env: {PYTHONSAFEPATH: 1}"}, "6:23 env.PYTHONSAFEPATH", "hides"),
+    (
+        {"top": "python: {activate: [export T=hf_0123456789]}"},
+        "6:21 python.activate[0]",
+        "looks like a secret",
+    ),
+    (
+        {"what": "{script: /t.py, args: [hf_0123456789]}", "batch": "null", "micro": "null"},
+        "9:10 train.args[0]",
+        "looks like a secret",
+    ),
 ]
 
 

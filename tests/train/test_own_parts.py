@@ -443,7 +443,7 @@ CUBLAS = (
 )
 
 
-# The refusal on this rank, if there is one; the operation of another rank; and the operation in the warning.
+# The refusal on this rank or "", the operation that another rank names, and a part of the warning.
 @pytest.mark.parametrize(
     ("refusal", "elsewhere", "named"),
     [
