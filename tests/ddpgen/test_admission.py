@@ -84,6 +84,7 @@ REFUSED = [
     ),
     ("university", "", "account: biology", ".account:", 'no account "biology"', "one of physics, ml"),
     ("university", "", "qos: fast", ".qos:", 'no qos "fast"', "one of normal, short, long"),
+    ("university", "", "qos: SHORT, time: 3h", ".time:", "QoS short's limit of 2h", "2h or less"),
     ("university", "", "qos: short, time: 3h", ".time:", "QoS short's limit of 2h", "2h or less"),
     ("university", "", "partition: gpu-long, account: physics", ".account:", "gpu-long does not take", "ml"),
     ("university", "", "partition: gpu-long, qos: short", ".qos:", "gpu-long does not take the qos", "long"),

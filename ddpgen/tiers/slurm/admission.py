@@ -19,7 +19,6 @@ from ddpgen.tiers.slurm.site_limits import (
     NodeType,
     Partition,
     QosLimits,
-    kibibytes,
     largest,
     written_time,
 )
@@ -119,7 +118,7 @@ def _within(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[Con
 def _rules(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[QosLimits]:
     """Yield the limits by QoS. Those of the partition's own QoS come first, because Slurm prefers them."""
     for name in (partition.own_qos, job.qos):
-        yield from (each for each in limits.qos_limits if each.name == name)
+        yield from (each for each in limits.qos_limits if name and _among(name, (each.name,)))
 
 
 def _least(name: str, partition: Partition, rules: list[QosLimits]) -> tuple[float, str]:
@@ -189,11 +188,11 @@ def _needs(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[_Nee
         f"write cpus_per_proc: {each}, or fewer" if each else f"write procs_per_node: {most}, or fewer",
     )  # fmt: skip
     if job.mem is not None:
-        mem = kibibytes(job.mem)
+        mem = directives.memory_mib(job.mem)
         sizes = [node.mem for node in nodes if node.mem]
         yield _Need(
-            ("mem",), f"{job.mem} of memory", lambda node: node.mem is None or kibibytes(node.mem) >= mem,
-            f"write {max(sizes, key=kibibytes, default='')} or less",
+            ("mem",), f"{job.mem} of memory", lambda node: node.mem is None or directives.memory_mib(node.mem) >= mem,
+            f"write {max(sizes, key=directives.memory_mib, default='')} or less",
         )  # fmt: skip
     for pattern, sign, combine in ((_ALL, "&", all), (_ANY, "|", any)):
         if job.constraint is not None and pattern.fullmatch(job.constraint):

@@ -15,7 +15,6 @@ from ddpgen.tiers.slurm.fields import SIZE
 
 NAME = Text(r"[^\s\0]+", "a name without spaces")
 _NAMES = Texts(NAME)
-_KIB = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -64,12 +63,6 @@ class Limits:
     qos_limits: tuple[QosLimits, ...] = setting(Groups(Group(QosLimits)), ())
     max_array_size: int | None = setting(WholeNumber(0), None)
     requeue: bool = setting(Flag(), True)
-
-
-def kibibytes(size: str) -> int:
-    """Return a size like 16G as Slurm reads it. Without a unit it is in MiB."""
-    unit = size[-1].lower()
-    return int(size[:-1]) * _KIB[unit] if unit in _KIB else int(size) * _KIB["m"]
 
 
 def largest(values: Iterable[int | None]) -> int:
