@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpgen.adopt import source, workloads
+from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.job import JobSpec, Resume, Train
+from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
 
 # A script that calls one of these saves files.
@@ -54,13 +55,13 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield parsed
         return
     if job.train.workload:
-        yield from source.function(job.train.workload, parsed)
+        yield from source.function(job.train.workload, path)
         return
     script = _Script(path.name, parsed)
     yield from _gpus(job, script)
     yield from _devices(job, script)
     yield from _arguments(job, script)
-    yield from _saves(path.parent, script, job.train.resume)
+    yield from _saves(script, job, home)
     yield from _lost_saves(job, script)
 
 
@@ -355,7 +356,8 @@ def _options(script: _Script) -> _Options | None:
     return _Options(tuple(names), tuple(needed), tuple(flags))
 
 
-def _saves(folder: Path, script: _Script, resume: Resume) -> Iterator[Conflict]:
+def _saves(script: _Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
+    resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
     imported = {
         alias.name.partition(".")[0]
         for node in ast.walk(script.tree)
@@ -366,10 +368,10 @@ def _saves(folder: Path, script: _Script, resume: Resume) -> Iterator[Conflict]:
         for node in ast.walk(script.tree)
         if isinstance(node, ast.ImportFrom)
     }
-    imports_own_module = any(
-        (folder / name).exists() or (folder / f"{name}.py").exists() for name in imported if name
-    )
-    if imports_own_module or "" in imported:
+    modules = [posixpath.join(folder, name) for name in sorted(imported)]
+    if "" in imported or any(
+        code.find(job.code, home, path) for name in modules for path in (name, f"{name}.py")
+    ):
         return
     writes = sorted(
         script.called[name].lineno for name in _CHECKPOINT_WRITES & script.called.keys()

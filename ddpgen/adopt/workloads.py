@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import math
-import os
+import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpgen.bundle import code
 from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
@@ -145,16 +146,5 @@ def _bytes_of(text: str, job: JobSpec, home: Path) -> float | None:
     """Return the bytes that a file or folder has at most: infinity if it is on the hosts. None if it is not in `code`."""
     if text.startswith(("/", "~")):
         return math.inf
-    for code in map(home.joinpath, job.code):
-        place = code if code.is_file() and code.name == text else code / text
-        if place.is_file():
-            return place.stat().st_size
-        if place.is_dir():
-            sizes = (
-                os.path.getsize(os.path.join(folder, file))
-                for folder, _, files in os.walk(place)
-                for file in files
-                if os.path.isfile(os.path.join(folder, file))
-            )
-            return sum(sizes)
-    return None
+    files = code.find(job.code, home, posixpath.normpath(text)).values()
+    return sum(file.stat().st_size for file in files) if files else None

@@ -59,9 +59,10 @@ def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Confli
         if file.startswith("../") or not (home / file).resolve().is_relative_to(home.resolve()):
             problem = f"{file} leads out of the spec's directory"
             yield Conflict(fields, problem, "move it below the spec")
-        elif not (home / file).is_file() and not any((home / p / file).is_file() for p in job.code):
+        elif not (home / file).is_file() and file not in find(job.code, home, file):
             problem = f"{file} does not exist beside the spec, nor in code"
-            yield Conflict(fields, problem, "create it, or correct the path")
+            remedy = f"create it, correct the path, or take it out of {IGNORE_FILE}"
+            yield Conflict(fields, problem, remedy)
 
 
 def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -70,8 +71,7 @@ def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Con
     if file.startswith("/") or ".." in parts:
         yield Conflict((field,), f"{file} leads out of code", "write its path inside code")
         return
-    walk = _Walk(home.resolve(), ())
-    if any(name == file for path in job.code for name, _ in walk.files(home / path)):
+    if file in find(job.code, home, file):
         return
     problem = f"{file} is not in code ({', '.join(job.code)})"
     remedy = f"create it, or add the directory of {parts[-1]}"
@@ -94,6 +94,17 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         problem, remedy = f"{path} is neither a file nor a directory", "name one that can be copied"
     if problem:
         yield Conflict(("code",), problem, remedy)
+
+
+def find(code: Iterable[str], home: Path, path: str) -> dict[str, Path]:
+    """Return the files of a spec's `code` at `path` of the bundle's code, and below it, by their path there.
+
+    Passes over entries of `code` that check() refuses. Raises FileTroubleError for a file that cannot be copied.
+    """
+    walk = _Walk(home.resolve(), ())
+    roots = [home / entry for entry in code if not any(_check_path(entry, home))]
+    files = (item for root in roots for item in walk.files(root, path))
+    return {name: file for name, file in files if _below(name, path)}
 
 
 def gather(
@@ -151,8 +162,11 @@ class _Walk:
         self.home, self.avoid = home, avoid
         self.withheld: list[Path] = []
 
-    def files(self, root: Path) -> Iterator[tuple[str, Path]]:
-        """Yield each file's path below the root, and its path on disk. Fill `withheld`."""
+    def files(self, root: Path, wanted: str = ".") -> Iterator[tuple[str, Path]]:
+        """Yield each file's path below the root, and its path on disk. Fill `withheld`.
+
+        `wanted`: a path below the root; the walk passes over directories that do not lead there.
+        """
         if not root.is_dir():
             yield root.name, self._resolve(root)
             return
@@ -163,7 +177,8 @@ class _Walk:
             for name in sorted((*names, *files)):
                 path = directory / name
                 relative = path.relative_to(root).as_posix()
-                left_out = self._left_out(relative, path, patterns)
+                unwanted = not _below(relative, wanted) and not _below(wanted, relative)
+                left_out = unwanted or self._left_out(relative, path, patterns)
                 if not left_out and any(pattern.fullmatch(relative) for pattern in secrets):
                     left_out = True
                     self.withheld.append(path)
@@ -200,6 +215,11 @@ class _Walk:
             message = f"{path} is a symbolic link out of the spec's directory, to {real}; copy the file here"
             raise FileTroubleError(f"{message}, or list the link in {IGNORE_FILE}")
         return real
+
+
+def _below(path: str, directory: str) -> bool:
+    """True if the path lies below the directory, or is the same."""
+    return directory == "." or f"{path}/".startswith(f"{directory}/")
 
 
 def _unreadable(error: OSError) -> None:

@@ -111,6 +111,7 @@ SPECS: list[tuple[str, str | bytes]] = [
 # The same for what the text of a script, or of its arguments, gives away.
 SCRIPTS = [
     *((text, spec, text) for spec, text, *_ in scripts.NOT_THERE if "\0" not in text),
+    *((text, spec, text) for spec, text, _ in scripts.NO_PYTHON[:1]),
     *((text, scripts.with_args("{}"), text) for text, *_ in scripts.SURPRISES),
     (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
     ("no arguments", scripts.with_args("{}"), scripts.PARSER),

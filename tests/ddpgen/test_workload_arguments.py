@@ -69,6 +69,21 @@ def test_every_argument_has_a_range() -> None:
     assert unchecked == {"sha256"}
 
 
+def test_a_folder_of_text_is_measured_as_it_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a/texts", "b/texts"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{folder[0]}.txt").write_text("x" * 50)
+        (tmp_path / folder / "large.bin").write_text("x" * 500)
+    for code in ("a", "b"):
+        (tmp_path / code / ".ddpgenignore").write_text("*.bin\n")
+    assert not faults(with_args("text: ./texts, seq_len: 49", top="code: [a, b]\n"))
+    (fault,) = faults(with_args("text: ./texts, seq_len: 50", top="code: [a, b]\n"))
+    assert "100 bytes" in fault.text
+
+
 @pytest.mark.parametrize("code", [".", "own.txt", "sub"])
 def test_the_length_of_a_text_of_the_users(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
