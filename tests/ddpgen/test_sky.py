@@ -280,9 +280,13 @@ VALUES = [
         ("torch==2.13.0|numpy[a,b]>=2,<3|numpy~=2.0,!=2.1|numpy (==2.0)|numpy == 2.*|numpy===2|t @ https://x/y.whl"
         '|numpy==2.0 ; python_version < "3.12"|a==1 --hash=sha256:ab --hash=sha256:cd|a==1 # why|a[]|a==1+cu126'
         "|git+https://github.com/a/b@abc#egg=b|https://x/y.whl|file:///x/y.whl|-r FILE|-c FILE|--requirement=F"
-        "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"),
+        "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"
+        "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x.whl|x-1.whl[a]"
+        "|wheels/x.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < 3"
+        '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
+        "|--new-option x --pre"),
         ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
-        "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--no-such|$FOO|a==1,==2|a==1, == 2|;|a'b"),
+        "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"),
     ),
     (JOB["memory"], "64|64+|0.5|64GB|1TB|512mb|64Gi+", "0|0GB|-1|GB|64 GB|64G|+"),
     (JOB["cpus"], "8|8+|0.5", "0|0.0|8GB|x"),
@@ -311,6 +315,30 @@ def test_a_file_of_requirements_travels_in_the_bundle(run: Run, tmp_path: Path) 
     outcome = run("render", "job.yaml", "--target", "sky")
     assert (outcome.code, "requirements" in outcome.err) == (0, False)
     assert (tmp_path / "build/gpt/code/own.txt").read_text() == "torch==2.13.0\n"
+
+
+def test_a_file_of_requirements_that_stays_behind_is_a_fault_of_the_spec(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    for name, text in (("own.txt", "torch==2.13.0\n"), (".ddpgenignore", "own.txt\n")):
+        (tmp_path / "src" / name).write_text(text)
+    sky = on_sky(f"{BUCKET}, requirements: [-r own.txt]", "code: src")
+    (tmp_path / "job.yaml").write_text(sky)
+    outcome = run("validate", "job.yaml")
+    assert (outcome.code, ".ddpgenignore" in outcome.err) == (65, True)
+
+
+def test_every_file_that_requirements_name_travels(run: Run, tmp_path: Path) -> None:
+    for name in ("own.txt", "more.txt", "x-1.whl"):
+        (tmp_path / name).touch()
+    lines = "['-rown.txt -c ./more.txt -r https://x/y.txt # why', './x-1.whl ; python_version > \"3\"', '# -r no.txt']"
+    (tmp_path / "job.yaml").write_text(on_sky(f"{BUCKET}, requirements: {lines}"))
+    outcome = run("render", "job.yaml", "--target", "sky")
+    assert (outcome.code, "requirements" in outcome.err) == (0, False)
+    assert sorted(path.name for path in (tmp_path / "build/gpt/code").iterdir()) == [
+        "more.txt", "own.txt", "x-1.whl",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sky", "top", "where", "word"), REFUSED)

@@ -29,8 +29,11 @@ from train.base.processes import die_with_parent
 # The list of the installed packages. It is written last, so that its presence proves that the environment is complete.
 INSTALLED = "installed.txt"
 _LISTED = "requirements.txt"
-# A line that has pip read a file. A relative one starts at `code` of the bundle, from which the installation runs.
-_READS_FILE = re.compile(r"(-[rc]|--requirement|--constraint)[= ] *(.+)")
+# An option that has pip read a file, and a comment. A relative path starts at `code` of the bundle.
+_READS_FILE = re.compile(
+    r"((?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +)))(?![a-z]+://)([^ ]+)"
+)
+_COMMENT = re.compile("(^| )#.*")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
@@ -88,19 +91,19 @@ def _of_list(options: argparse.Namespace) -> Path:
 
 def _lines(requirements: Sequence[str]) -> Iterator[str]:
     """Yield the requirements, each file that they read with its path on this host and its hash. Raises Refusal."""
-    for line in requirements:
-        reads = _READS_FILE.fullmatch(line)
-        if reads is None:
-            yield line
-            continue
-        file = Path("code", os.path.expanduser(reads[2])).absolute()
-        try:
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        except OSError as error:
-            message = f"{file}: {error.strerror}; correct {line} in requirements"
-            raise Refusal(EXIT_UNAVAILABLE, message) from None
-        yield f"{reads[1]} {file}"
-        yield f"# sha256:{digest}"
+    for requirement in requirements:
+        line = _READS_FILE.sub(_on_this_host, _COMMENT.sub("", requirement))
+        yield line
+        for _, file in _READS_FILE.findall(line):
+            try:
+                yield f"# sha256:{hashlib.sha256(read_file(Path(file))).hexdigest()}"
+            except OSError as error:
+                message = f"{file}: {error.strerror}; correct {requirement} in requirements"
+                raise Refusal(EXIT_UNAVAILABLE, message) from None
+
+
+def _on_this_host(reads: re.Match[str]) -> str:
+    return f"{reads[1]}{Path('code', os.path.expanduser(reads[2])).absolute()}"
 
 
 def _make_once(environment: Path, content: str, lock: Path | None = None) -> Path:
@@ -146,7 +149,8 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
     listed = environment / _LISTED
     listed.write_text(content, "utf-8")
     hashed = ("--require-hashes", "--no-deps") if lock else ()
-    if _fails(*install, "--quiet", *hashed, "-r", str(listed)):
+    start = None if lock or not os.path.isdir("code") else "code"
+    if _fails(*install, "--quiet", *hashed, "-r", str(listed), directory=start):
         raise Refusal(EXIT_UNAVAILABLE, _install_error("uv" if uv else "pip", content, lock))
     if lock:
         installed = re.findall(r"^[^\s#-][^\s;]*", content, re.MULTILINE)
@@ -168,11 +172,12 @@ def _install_error(tool: str, content: str, lock: Path | None) -> str:
     )
 
 
-def _fails(*command: str) -> bool:
+def _fails(*command: str, directory: str | None = None) -> bool:
     """Run a command; return True if it fails. It dies with this process, so that it never runs unnoticed."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
+        cwd=directory,
         check=False,
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),
     )

@@ -21,7 +21,7 @@ from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
-from ddpgen.tiers.sky.requirement import file_of, floats
+from ddpgen.tiers.sky.requirement import floats, may_bring_others, package
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -153,10 +153,8 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
         problem = "are not installed where the environment is locked"
         remedy = "write them into a file, run ddpgen lock SPEC -r FILE, and leave them out here"
         yield Conflict(("requirements",), problem, remedy)
-    names = [
-        re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() for requirement in job.requirements
-    ]
-    names_known = bool(names) and not any(map(file_of, job.requirements))
+    names = {package(requirement) for requirement in job.requirements}
+    names_known = bool(names) and not any(map(may_bring_others, job.requirements))
     if names_known and "torch" not in names:
         problem = "are all that the job's Python will have, and torch is not among them"
         yield Conflict(("requirements",), problem, "add torch==VERSION", False)

@@ -15,27 +15,43 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _EXTRAS = rf"( *\[ *({_NAME}( *, *{_NAME})*)? *\])?"
 _VERSION = r"(===|[=~!<>]=|[<>]) *[A-Za-z0-9_.*+!-]+"
 _VERSIONS = rf"{_VERSION}( *, *{_VERSION})*"
-_AFTER = r"( *;[^\0-\x1f']+?)?( +--(hash|config-settings)[= ][^ ']+)*( +#[^\0-\x1f']*)?"
 _PACKAGE = rf"{_NAME}{_EXTRAS}( *({_VERSIONS}|\( *{_VERSIONS} *\)))?"
 _URL = r"(git|hg|svn|bzr)\+[^ ']+|(https?|file)://?[^ ']+"
-_OPTION = (
-    r"(-[rcif]|--(requirement|constraint|index-url|extra-index-url|find-links|no-binary|only-binary"
-    r"|trusted-host|use-feature)[= ]) *[^ '=][^ ']*|--(no-index|pre|prefer-binary|require-hashes)"
+_ARCHIVE = r"[^ '\"$;:-][^ '\"$;:]*\.(whl|zip|tar\.(gz|bz2|xz))"
+_PATH = rf"{_ARCHIVE}|\.{{1,2}}|[A-Za-z0-9_.+-]*/[^ '\"$;]*"
+_MARKER = r"( *;[^\0-\x1f'#]+?)?"
+# A word, with "" around its spaces.
+_WORD = r"(?![-=#])([^ '\"\0-\x1f]|\"[^'\"\0-\x1f]*\")+"
+_FLAGS = "no-index|pre|prefer-binary|require-hashes"
+_FILE = r"[^ '\"=#-][^ '\"]*"
+_WITH_VALUE = (
+    "editable|index-url|extra-index-url|find-links|no-binary|only-binary|trusted-host"
+    "|use-feature|hash|config-settings|global-option"
 )
+# pip may have other options than those above.
+_OPTION = (
+    rf"(-[rc] *|--(requirement|constraint)(=| +)){_FILE}|(-[ife] *|--({_WITH_VALUE})(=| +)){_WORD}|--({_FLAGS})"
+    rf"|--(?!(requirement|constraint|{_FLAGS}|{_WITH_VALUE})\b(?!-))[a-z][a-z-]*((=| +){_WORD})?"
+)
+_COMMENT = r"#[^\0-\x1f']*"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
-_READS_FILE = re.compile(r"(?:-[rc]|--(?:requirement|constraint)[= ]) *(.+)")
+# The requirement itself ends here.
+_END = re.compile(r"(^| )(-|#)|;")
+_READS_FILE = re.compile(
+    r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![a-z]+://)([^ ]+)"
+)
 
 
 class Requirement(Text):
     """One line of a requirements file: a package, a URL or an option."""
 
     def __init__(self) -> None:
-        super().__init__(
-            rf"(?i:{_PACKAGE}|{_NAME}{_EXTRAS} *@ *[^ ']+|{_URL}){_AFTER}|{_OPTION}".replace(
-                "(?i:", "("
-            ),
-            "one line of a requirements file, like torch==2.13.0 or -r FILE, without single quotes",
+        requirement = rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *[^ ']+|{_URL}|{_PATH}){_MARKER}"
+        line = rf"({requirement}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
+        allowed = (
+            "one line of a requirements file, like torch==2.13.0 or -r FILE, without single quotes"
         )
+        super().__init__(line, allowed)
 
     def parse(self, raw: Scalar) -> str:
         if re.match(r"(python3? -m )?pip3? +install\b", raw.text):
@@ -44,23 +60,36 @@ class Requirement(Text):
             problem = f"{show(raw.text)} has one = before its version"
             raise Refused(problem, f"write {re.sub(' *= *', '==', raw.text)}")
         text = super().parse(raw)
-        versions = _EXACT.findall(text.partition(";")[0])
+        versions = _EXACT.findall(_END.split(text)[0])
         if len(set(versions)) > 1:
             problem = f"{show(text)} asks for {' and '.join(versions[:2])} at once"
             raise Refused(problem, "keep one of them")
         return text
 
 
+def package(requirement: str) -> str:
+    """Return the name of the package that the requirement installs; "" if it is an option, a URL or a path."""
+    match = re.match(rf"{_NAME}(?=[^A-Za-z0-9._:/+-]|$)", requirement, re.ASCII)
+    archive = re.fullmatch(rf"({_PATH}).*", requirement)
+    return match[0].lower() if match and not archive else ""
+
+
 def floats(requirement: str) -> bool:
     """True if the requirement may mean another version next month."""
-    return (
-        "==" not in requirement
-        and "@" not in requirement
-        and not re.match(rf"-|{_URL}", requirement)
-    )
+    wanted = _END.split(requirement)[0]
+    return bool(package(requirement)) and "==" not in wanted and "@" not in wanted
 
 
-def file_of(requirement: str) -> str:
-    """Return the file that the requirement has pip read; "" if it names none."""
-    match = _READS_FILE.fullmatch(requirement)
-    return posixpath.normpath(match[1]) if match else ""
+def may_bring_others(requirement: str) -> bool:
+    """True if the requirement may install packages that it does not name, but for those that a named one needs."""
+    option = re.match(r"-(?!r|e|-requirement|-editable)|#", requirement)
+    return bool(files_of(requirement)) or not (package(requirement) or option)
+
+
+def files_of(requirement: str) -> list[str]:
+    """Return the files of the job that the requirement has pip read."""
+    text = re.sub(rf"(^| ){_COMMENT}$", "", requirement)
+    files = _READS_FILE.findall(text)
+    if archive := re.match(rf"({_ARCHIVE})(?=[ ;\[]|$)", text):
+        files.append(archive[1])
+    return [posixpath.normpath(file) for file in files]

@@ -12,7 +12,7 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.sky import plan, render
 from ddpgen.tiers.sky.fields import SkyJob
-from ddpgen.tiers.sky.requirement import file_of
+from ddpgen.tiers.sky.requirement import files_of
 from ddpgen.tiers.tier import Follow, Tier
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ class Sky(Tier[SkyJob]):
         return render.check(job)
 
     def files(self, job: SkyJob) -> Mapping[str, str]:
-        files = {file_of(line): f"requirements[{i}]" for i, line in enumerate(job.requirements)}
-        return {file: field for file, field in files.items() if file and file[0] not in "/~"}
+        return {
+            file: f"requirements[{i}]"
+            for i, line in enumerate(job.requirements)
+            for file in files_of(line)
+            if not file.startswith(("/", "~"))
+        }
 
     def plan(self, job: SkyJob) -> Plan:
         return plan.plan(job)

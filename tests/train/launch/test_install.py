@@ -52,7 +52,11 @@ def test_one_that_is_whole_is_not_made_again(maker: Maker, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("line", "option"),
-    [("-r own.txt", "-r"), ("-c ~/code/own.txt", "-c"), ("--constraint=own.txt", "--constraint")],
+    [
+        ("-r own.txt", "-r "),
+        ("-c ~/code/own.txt", "-c "),
+        ("--constraint=own.txt", "--constraint="),
+    ],
 )
 def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
     line: str, option: str, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +75,41 @@ def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
         assert ask() == 0
     assert maker.made == [False, True]
     listed = (tmp_path / "env" / "requirements.txt").read_text()
-    assert listed.startswith(f"torch\n{option} {file}\n# sha256:")
+    assert listed.startswith(f"torch\n{option}{file}\n# sha256:")
+
+
+def test_each_file_of_a_line_is_found_in_the_bundle(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = tmp_path / "code"
+    code.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (code / name).touch()
+    line = "-ra.txt --constraint=b.txt -r https://x/c.txt # why"
+    assert install.main([str(tmp_path / "env"), "--", line, "torch # -r no.txt"]) == 0
+    first, *_, last = (tmp_path / "env" / "requirements.txt").read_text().splitlines()
+    assert (first, last) == (
+        f"-r{code}/a.txt --constraint={code}/b.txt -r https://x/c.txt",
+        "torch",
+    )
+
+
+def test_a_path_of_a_requirement_starts_at_the_code_of_the_bundle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    ran: dict[str, str | None] = {}
+
+    def fails(*command: str, directory: str | None = None) -> bool:
+        ran[command[-1]] = directory
+        (tmp_path / "env").mkdir(exist_ok=True)
+        return len(ran) > 1
+
+    monkeypatch.setattr(install, "_fails", fails)
+    assert install.main([str(tmp_path / "env"), "--", "./x.whl"]) == EXIT_UNAVAILABLE
+    assert ran == {str(tmp_path / "env"): None, str(tmp_path / "env" / "requirements.txt"): "code"}
 
 
 @pytest.mark.parametrize("missing", [install.INSTALLED, "bin/python"])
