@@ -160,7 +160,7 @@ def write_bundle(
     directory = output_directory(readings, options)
     jobs = [readings[tier].job for tier in tiers]
     for tier in tiers:
-        _refuse_checkpoints_inside(directory, readings[tier])
+        _refuse_inside(directory, readings[tier])
     write.refuse_inside_another(directory)
     checkpoints = {job.checkpoint.path or "checkpoints" for job in jobs}
     own_paths = [directory, directory.parent / ".submitted"]
@@ -237,15 +237,15 @@ def _relative(file: Path, home: Path) -> str:
     return str(file.relative_to(base) if file.is_relative_to(base) else file)
 
 
-def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
-    """Raise SpecInvalidError if the checkpoints lie in the bundle: a render replaces it as a whole."""
-    bundle = Path(os.path.abspath(directory))
-    path = reading.job.checkpoint.path or ""
-    full = Path(os.path.abspath(bundle.parent / path))
-    if path and full.is_relative_to(bundle):
-        problem = f"{show(path)} is inside the bundle {directory}, which each render replaces"
-        conflict = Conflict(("checkpoint.dir",), problem, "name a place outside, or change -o")
-        raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
+def _refuse_inside(directory: Path, reading: Reading) -> None:
+    """Raise SpecInvalidError if the job would write into the bundle: a render replaces it as a whole."""
+    bundle, job = Path(os.path.abspath(directory)), reading.job
+    paths = {"checkpoint.dir": job.checkpoint.path, "train.workdir": job.train.workdir}
+    for field, path in paths.items():
+        if path and Path(os.path.abspath(bundle.parent / path)).is_relative_to(bundle):
+            problem = f"{show(path)} is inside the bundle {directory}, which each render replaces"
+            conflict = Conflict((field,), problem, "name a place outside, or change -o")
+            raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
 
 
 def bundle_jobs(bundle: Path) -> dict[str, JobSpec]:

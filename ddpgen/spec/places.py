@@ -23,11 +23,11 @@ _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?", re.ASCII)
 _QUAD = re.compile(r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
 _LEADING_ZERO = re.compile(r"(^|\.)0[0-9]")
-# Files and directories of a job below its checkpoint directory or its part of a bucket.
+# A checkpoint in the directory of a job, or in its part of a bucket.
 _STEP = re.compile(r"(^|/)step-[0-9]{9,}(/|$)")
-_CHECKPOINT = re.compile(
-    rf"{_STEP.pattern}|(^|/)((stop|status|lock|bundles|heartbeats|torn|slurm-bundle-[^/]*|metrics\.jsonl"
-    r"|(best|checkpoint|manifest|owner|progress)\.json))$"
+# Values in a URL that give access to a store, such as the signature of Azure's shared access.
+_CREDENTIALS = re.compile(
+    r"\?(.*&)?[\w-]*(sig|signature|key|token|secret|password|credential)=", re.IGNORECASE
 )
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
@@ -60,7 +60,7 @@ class Prefix(Text):
         )
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _checkpoint_fault)
+        return _checked(super().parse(raw), _step_fault)
 
 
 class Address(Text):
@@ -102,7 +102,11 @@ def variable_fault(path: str) -> Refused | None:
     if variable is None:
         return None
     problem = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
-    remedy = f"write the path itself, or ~/path; `ln -s {variable[0]} ~/LINK` on the hosts makes ~/LINK one"
+    remedy = "write the path itself, or ~/path"
+    if "://" in path:
+        remedy = "write the value itself"
+    elif (path + "/").startswith(f"{variable[0]}/"):
+        remedy += f"; `ln -s {variable[0]} ~/LINK` on the hosts makes ~/LINK one"
     return Refused(problem, remedy)
 
 
@@ -111,18 +115,18 @@ def directory_fault(path: str) -> Refused | None:
     if fault := path_fault(path):
         return fault
     normal = posixpath.normpath(path)
-    if normal in (".", "/", "//") or normal.endswith(".."):
+    if normal in (".", "/", "//") or posixpath.basename(normal) == "..":
         problem = f"{show(path)} is no directory of the job's own"
         return Refused(problem, "name one for this job, like checkpoints/NAME or /data/NAME")
     if re.match(r"//?(proc|sys|dev(?!/shm/))(/|$)", normal):
         problem = f"{show(path)} is on no disk: it belongs to the system"
         return Refused(problem, "name a directory, like /data/NAME")
-    return _checkpoint_fault(normal) if _STEP.search(normal) else None
+    return _step_fault(normal)
 
 
-def _checkpoint_fault(path: str) -> Refused | None:
-    """Return the refusal of a path in a checkpoint, or one that ends like a file of a job."""
-    if not _CHECKPOINT.search(path):
+def _step_fault(path: str) -> Refused | None:
+    """Return the refusal of a path in a checkpoint."""
+    if not _STEP.search(path):
         return None
     problem = f"{show(path)} looks like a part of another job's checkpoints"
     return Refused(problem, "write another name, like runs/NAME")
@@ -137,10 +141,7 @@ def guard_fault(pattern: str) -> Refused | None:
 
 
 def checkpoint_file_fault(pattern: str) -> Refused | None:
-    """Return the refusal of a pattern of a script's checkpoints that matches files of other jobs, or is always there."""
-    if pattern.startswith(("/", "~")):
-        problem = f"{show(pattern)} may belong to another job"
-        return Refused(problem, "write a path in the working directory, or {checkpoint_dir}/NAME")
+    """Return the refusal of a pattern of a script's checkpoints that is always there."""
     if posixpath.normpath(pattern) in _OWN_DIRECTORIES:
         return Refused(f"{show(pattern)} is there at every start", 'write a file, like "ckpt-*.pt"')
     return variable_fault(pattern)
@@ -180,25 +181,21 @@ def url_fault(url: str) -> Refused | None:
     if not rest.strip("/"):
         return Refused(f"{url} names no place", f"write {scheme}://NAME")
     user, at, _ = rest[2:].partition("/")[0].rpartition("@")
-    if ":" in user or (at and scheme in ("s3", "s3a", "gs", "gcs")) or re.search(r"\?.*=", rest):
+    if ":" in user or (at and scheme in ("s3", "s3a", "gs", "gcs")) or _CREDENTIALS.search(rest):
         problem = (
             "holds credentials, which everybody may read in the bundle and in the list of processes"
         )
         remedy = "leave them out: the environment has them, or the cloud's own configuration file"
         return Refused(problem, remedy)
     name, _, place = rest[2:].partition("/")
-    return bucket_fault(scheme, name) or variable_fault(url) or _checkpoint_fault(place.rstrip("/"))
+    return bucket_fault(scheme, name) or variable_fault(url) or _step_fault(place)
 
 
 def bucket_fault(scheme: str, name: str) -> Refused | None:
     """Return the refusal of a bucket's name, by the rules of its store."""
     if scheme in _S3_RULES:
         fits = re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name)
-        if (
-            not fits
-            or re.search(r"\.[.-]|-\.|^xn--|-s3alias$|--ol-s3$", name)
-            or _QUAD.fullmatch(name)
-        ):
+        if not fits or re.search(r"\.[.-]|-\.|^xn--", name) or _QUAD.fullmatch(name):
             problem = f"{show(name)} cannot be the name of a bucket in S3"
             remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
             return Refused(problem, remedy)
@@ -232,7 +229,7 @@ def number_fault(address: str) -> Refused | None:
 
 def _destination_fault(destination: str) -> Refused | None:
     target = destination.removeprefix("ssh://")
-    if port := re.search(r":([^:\]]*)/?$", target) if target != destination else None:
+    if port := re.search(r":([^:\]/]*)/?$", target) if target != destination else None:
         if not port[1].isdecimal() or not 1 <= int(port[1][:6]) <= 65535:
             return Refused(f"{show(port[1])} is no port", "write one from 1 to 65535")
         target = target[: port.start()]
@@ -248,7 +245,8 @@ def _destination_fault(destination: str) -> Refused | None:
         return Refused(f"{show(destination)} names no user", f"write {host}, or USER@{host}")
     if "/" in host:
         return Refused(f"{show(host)} is no address", f"write {DESTINATION.allowed}")
-    return number_fault(host)
+    # An alias in ~/.ssh/config may have any name, such as 2.
+    return number_fault(host) if host.count(".") == 3 else None
 
 
 def _checked(text: str, fault: Callable[[str], Refused | None]) -> str:

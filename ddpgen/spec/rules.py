@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -294,9 +293,6 @@ def _paths(job: JobSpec) -> Iterator[Conflict]:
     yield from _faults("checkpoint.dir", places.url_fault, checkpoint.dir)
     for field, path in (("checkpoint.dir", checkpoint.path), ("train.workdir", train.workdir)):
         yield from _faults(field, places.directory_fault, path)
-        if path and posixpath.normpath(path).partition("/")[0] == job.name:
-            problem = f"{show(path)} is inside the bundle, build/{job.name}, which is replaced when it is rendered"
-            yield Conflict((field,), problem, "name a directory outside of it, like runs/NAME")
     if train.script and train.script.startswith(("/", "~")):
         yield from _faults("train.script", places.path_fault, train.script)
     yield from _faults("train.guard", places.guard_fault, *train.guard)

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+from ddpgen.spec.fields import show
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
@@ -29,7 +30,12 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return a warning for each value of any tier's job that is out of proportion."""
     return chain(
-        environment(job.env, "env"), _name(job), _rendezvous(job), _proportions(job), _tokens(job)
+        environment(job.env, "env"),
+        _name(job),
+        _rendezvous(job),
+        _proportions(job),
+        _tokens(job),
+        _shared(job),
     )
 
 
@@ -109,6 +115,16 @@ def _tokens(job: JobSpec) -> Iterator[Conflict]:
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = "write its name into secrets, and read the variable of this name"
             yield Conflict(fields, problem, remedy, fatal=False)
+
+
+def _shared(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the patterns of a script's checkpoints that other jobs may write as well."""
+    own = tuple(f"{path.rstrip('/')}/" for path in (job.checkpoint_path, job.train.workdir) if path)
+    for pattern in job.train.resume.exists:
+        if pattern.startswith(("/", "~")) and not pattern.startswith(own):
+            problem = f"{show(pattern)} may be another job's, and this job would go on from it"
+            remedy = "write a path in the working directory, or {checkpoint_dir}/NAME, if the script can save there"
+            yield _warning("train.resume.exists", problem, remedy)
 
 
 def _warning(field: str, problem: str, remedy: str) -> Conflict:

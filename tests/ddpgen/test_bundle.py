@@ -190,6 +190,19 @@ def test_checkpoints_inside_the_bundle_are_refused(
     assert "is inside the bundle" in refused.err
 
 
+def test_a_directory_of_the_jobs_name_is_free_where_the_bundle_lies_elsewhere(
+    render: Render, tmp_path: Path
+) -> None:
+    spec = GPT + "checkpoint: {dir: gpt/checkpoints}\n"
+    assert render(spec, "-o", tmp_path / "out").code == 0
+
+
+def test_a_working_directory_inside_the_bundle_is_refused(render: Render) -> None:
+    refused = render("name: a\ntrain: {script: /opt/t.py, workdir: a/work}\n")
+    assert refused.code == 65
+    assert ":2:37: train.workdir: " in refused.err
+
+
 def test_checkpoints_of_any_tier_inside_the_bundle_are_refused(run: Run, spec: Spec) -> None:
     text = GPT + "targets: {local: {}, slurm: {checkpoint: {dir: gpt/checkpoints}}}\n"
     refused = run("render", spec(text), "--target", "all")

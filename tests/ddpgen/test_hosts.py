@@ -39,6 +39,16 @@ def listed(text: str) -> Any:
 
 
 REFUSED = [
+    (
+        "hosts: [a]\ncheckpoint: {dir: x/../gpt/a}",
+        "11:23 targets.hosts.checkpoint.dir",
+        "~/ddpgen/gpt,",
+    ),
+    (
+        "dir: /d\nhosts: [a]\ncheckpoint: {dir: /d/gpt}",
+        "12:23 targets.hosts.checkpoint.dir",
+        "/d/gpt,",
+    ),
     ("hosts: []", "10:12 targets.hosts.hosts", "no hosts"),
     ("nic: eth0", "1:1 hosts", "no hosts"),
     ("hosts: desk", "10:12 targets.hosts.hosts", "[desk]"),

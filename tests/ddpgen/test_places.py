@@ -26,9 +26,11 @@ REFUSED = [
     (SCRIPT.format("workdir: ."), "3:32 train.workdir", "own"),
     (SCRIPT.format("guard: ./DONE"), "3:30 train.guard", "own directory"),
     (SCRIPT.format("guard: $X/y/DONE"), "3:30 train.guard", "$X "),
-    (SCRIPT.format("resume: {exists: /x.pt}"), "3:40 train.resume.exists", "another job"),
     (SCRIPT.format("resume: {exists: '{checkpoint_dir}'}"), "3:40 train.resume.exists", "there"),
     ("name: s\ntrain: {script: /opt/$USER/t.py}\n", "2:17 train.script", "$USER "),
+    (f"{GPT}checkpoint: {{dir: s3://bbb/$USER/x}}\n", "8:19 checkpoint.dir", "the value itself"),
+    (f"{GPT}checkpoint: {{dir: $SCRATCH/x}}\n", "8:19 checkpoint.dir", "ln -s $SCRATCH ~/LINK"),
+    (f"{GPT}checkpoint: {{dir: az://abc/x?sv=1&sig=2}}\n", "8:19 checkpoint.dir", "credentials"),
     (SLURM.format("environment: {venv: ~/v -x}"), "8:39 targets.slurm.environment.venv", "option"),
     (
         SLURM.format("environment: {container: {image: x.sif, mounts: $DATA}}"),
@@ -70,6 +72,13 @@ def test_a_place_that_cannot_be_is_refused(text: str, where: str, word: str) -> 
     assert named(found, where, word), found
 
 
+def test_a_link_is_advised_only_for_a_whole_directory() -> None:
+    for path in ("/data/a$b", "/data/$USER/x", "$a.b/c"):
+        refusal = places.path_fault(path)
+        assert refusal is not None
+        assert "ln -s" not in refusal.remedy
+
+
 def bucket_fault(url: str) -> Refused | None:
     scheme, _, name = url.partition("://")
     return places.bucket_fault(scheme, name)
@@ -78,22 +87,24 @@ def bucket_fault(url: str) -> Refused | None:
 TABLES: list[tuple[Callable[[str], object], str, str]] = [
     (
         places.directory_fault,
-        "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  /data/lock",
+        "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  runs/v1..  /data/lock",
         ".  ..  ./  /  //  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
     ),
     (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE", "DONE  {checkpoint_dir}/DONE  $X/*/DONE"),
-    (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt", "/a.pt  ~/a.pt  .  {checkpoint_dir}  $X/a.pt"),
+    (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt", ".  {checkpoint_dir}  $X/a.pt"),
     (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p"),
     (
         places.url_fault,
-        "/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x",
+        ("/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x"
+        "  s3://bbb/runs/status  s3://bbb/lock  s3://bbb/lr?x=1  s3://bbb/a&key=1"),
         ("s3:/b  foo://b  s3://  s3://k:s@bbb  s3://k@bbb  sftp://u:p@h/x  az://abc/x?sig=1  gs:///x  s3://bbb/$A"
-        "  s3://bbb/a/status  abfs://AB/x"),
+        "  s3://bbb/step-000000010/  gs://bbb/x?a=1&X-Goog-Signature=2  abfs://AB/x"),
     ),
     (
         bucket_fault,
-        "s3://my-bucket  s3://my.bucket  r2://abc  gs://my_bucket  gs://a.b.com  az://abc-d  oci://Any_Name",
-        ("s3://ab  s3://a..b  s3://a.-b  s3://a_b  s3://10.0.0.1  s3://xn--abc  s3://abc-s3alias  r2://A_B"
+        ("s3://my-bucket  s3://my.bucket  r2://abc  gs://my_bucket  gs://a.b.com  az://abc-d  oci://Any_Name"
+        "  s3://abc-s3alias  s3://abc--ol-s3"),
+        ("s3://ab  s3://a..b  s3://a.-b  s3://a_b  s3://10.0.0.1  s3://xn--abc  r2://A_B"
         "  nebius://Abc  gs://AB  gs://x  gs://10.0.0.1  gs://googx  az://a--b  az://-ab"),
     ),
     (
@@ -103,11 +114,12 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
     ),
     (
         places.Destination().parse_text,
-        "h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b",
-        ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  h/x"
+        ("h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b"
+        "  ssh://me@h:22/  2  me@2  300  1.2"),
+        ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  ssh://h:0/  ssh://h:22/x  h/x"
         "  sh://h  ssh://h/x  10.0.0.300  me@10.0.0.011"),
     ),
-    (places.Prefix().parse_text, "a  a/b  runs/steps  step-x  logs", "step-000000001  a/step-000000001/b  a/stop  lock"),
+    (places.Prefix().parse_text, "a  a/b  runs/steps  step-x  a/stop  lock", "step-000000001  a/step-000000001/b"),
 ]  # fmt: skip
 
 

@@ -105,7 +105,6 @@ CONFLICTS = [
     ({"top": "checkpoint: {dir: $SCRATCH/ck}"}, "6:19 checkpoint.dir", "$SCRATCH "),
     ({"top": "checkpoint: {dir: '/x/${USER}'}"}, "6:19 checkpoint.dir", "${USER} "),
     ({"top": "checkpoint: {dir: a$b/$1}"}, "6:19 checkpoint.dir", "$b "),
-    ({"top": "checkpoint: {dir: ./a/x}"}, "6:19 checkpoint.dir", "build/a"),
     ({"train": "threads: 5000"}, "12:12 train.threads", "4096"),
     ({"train": "data_workers: 5000"}, "12:17 train.data_workers", "4096"),
     ({"top": "python: {activate: [':', 'fi']}"}, "6:26 python.activate[1]", "is no bash"),
@@ -145,6 +144,16 @@ UNWISE = [
         "11:17 train.stop.grace",
         "scheduler",
     ),
+    (
+        {
+            "what": "{script: /t.py}",
+            "batch": "null",
+            "micro": "null",
+            "train": "resume: {exists: /scratch/me/last.ckpt}",
+        },
+        "11:20 train.resume.exists",
+        "another job",
+    ),
     ({"top": "env: {CUDA_VISIBLE_DEVICES: 0}"}, "6:29 env.CUDA_VISIBLE_DEVICES", "gpus_per_node"),
     ({"top": "env: {OMP_NUM_THREADS: 4}"}, "6:24 env.OMP_NUM_THREADS", "threads"),
     ({"top": "env: {SLURM_NTASKS: 4}"}, "6:21 env.SLURM_NTASKS", "Slurm"),
@@ -161,6 +170,13 @@ UNWISE = [
         "looks like a secret",
     ),
 ]
+
+
+def test_a_checkpoint_in_the_jobs_own_directory_is_no_other_jobs() -> None:
+    text = (
+        "name: a\ncheckpoint: {dir: /ck/a}\ntrain: {script: /t.py, resume: {exists: /ck/a/x.pt}}\n"
+    )
+    assert findings(text) == []
 
 
 @pytest.mark.parametrize(("changes", "where", "word"), UNWISE)

@@ -7,15 +7,14 @@ belong to the driver (ddpgen/driver/), which is copied into the bundle.
 from __future__ import annotations
 
 import json
-import re
+import posixpath
 from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules, unwise
-from ddpgen.spec.fields import did_you_mean, show
-from ddpgen.spec.places import number_fault
+from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.hosts.fields import ADDRESS, Host, HostsJob
 from ddpgen.tiers.hosts.plan import address, host_plan
@@ -51,6 +50,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)
         yield from _address(job, host, field)
+        yield from _inside_the_bundle(job, host.dir or job.dir)
 
 
 def _names(job: HostsJob) -> Iterator[Conflict]:
@@ -110,18 +110,31 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
 def _address(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
     host_address = address(host)
     fields = (f"{field}.address", f"{field}.ssh", field)
-    fault = number_fault(host_address)
-    if fault or not re.fullmatch(ADDRESS.pattern, host_address, re.ASCII):
+    try:
+        ADDRESS.parse_text(host_address)
+    except Refused:
         problem = f"{show(host_address)} is no address for the other hosts"
-        yield Conflict(
-            fields, problem, f"write address: with {ADDRESS.allowed} by which they reach it"
-        )
-    elif len(job.hosts) > 1 and (host_address in _LOCAL_NAMES or host_address.startswith("127.")):
-        remedy = "write the address by which the others reach this host"
-        yield Conflict(fields, f"{host_address} reaches only the host itself", remedy)
+        remedy = f"write address: with {ADDRESS.allowed} by which they reach it"
+        yield Conflict(fields, problem, remedy)
+    else:
+        local = host_address in _LOCAL_NAMES or host_address.startswith("127.")
+        if local and len(job.hosts) > 1:
+            remedy = "write the address by which the others reach this host"
+            yield Conflict(fields, f"{host_address} reaches only the host itself", remedy)
     if len(job.hosts) > 1 and (host.nic or job.nic) in ("lo", "lo0"):
         problem = "loopback reaches only the host itself"
         yield Conflict((f"{field}.nic", "nic"), problem, "name the interface towards the others")
+
+
+def _inside_the_bundle(job: HostsJob, directory: str) -> Iterator[Conflict]:
+    """Yield the places of the job in the bundle's directory on a host. `directory`: the host's `dir`."""
+    bundle = posixpath.normpath(posixpath.join(directory, job.name))
+    paths = (("checkpoint.dir", job.checkpoint.path), ("train.workdir", job.train.workdir))
+    for field, path in paths:
+        place = path if path and path.startswith("~") else posixpath.join(directory, path or "")
+        if path and f"{posixpath.normpath(place)}/".startswith(f"{bundle}/"):
+            problem = f"{show(path)} is inside the bundle on the hosts, {bundle}, which each launch replaces"
+            yield Conflict((field,), problem, "name a directory outside of it, like runs/NAME")
 
 
 def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
