@@ -48,7 +48,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         if argument not in declared:
             refused = True
             remedy = did_you_mean(argument, declared)
-            yield Conflict(fields, f"is unknown to workload {name}", remedy)
+            yield Conflict(fields, f"{argument} is unknown to workload {name}", remedy)
         elif expected := _expected(argument, value, declared[argument]):
             refused = True
             yield Conflict(fields, f"is {value!r} in workload {name}", f"write {expected}")

@@ -52,6 +52,7 @@ def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Confli
     yield from faults
     if faults:
         return
+    yield from _check_secrets(job, home)
     if job.train.user_file and job.code:
         yield from _check_file(f"train.{job.train.program_field}", job.train.user_file, job, home)
     for file, field in extra.items():
@@ -79,6 +80,23 @@ def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Con
         problem = f"{file} is there, but is left out of what travels in code"
         remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"
     yield Conflict((field, "code"), problem, remedy)
+
+
+def _check_secrets(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield a conflict for each file of a secret that would travel in `code`."""
+    for secret in job.secrets:
+        file = Path(os.path.realpath(os.path.expanduser(secret.file)))
+        for entry in job.code if secret.file else ():
+            root = (home / entry).resolve()
+            if not file.is_relative_to(root):
+                continue
+            name = root.name if file == root else file.relative_to(root).as_posix()
+            if name in find([entry], home, name):
+                problem = (
+                    f"{secret.file} is in code ({entry}), and the bundle would hold {secret.name}"
+                )
+                remedy = f"move it out of the spec's directory, or list it in {IGNORE_FILE}"
+                yield Conflict((f"secrets.{secret.name}", "secrets", "code"), problem, remedy)
 
 
 def _check_path(path: str, home: Path) -> Iterator[Conflict]:

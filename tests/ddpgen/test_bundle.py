@@ -418,6 +418,20 @@ def test_secrets_stay_behind_with_a_warning_unless_code_names_them(
     assert code_of(tmp_path / "build" / "gpt") == [".ddpgenignore", ".env", "a.env", "t.py"]
 
 
+def test_the_file_of_a_secret_never_travels(run: Run, spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "mine/keys").mkdir(parents=True)
+    token = tmp_path / "mine/keys/tok"
+    token.write_text("hf_1\n")
+    for code in (".", "mine", "mine/keys/tok"):
+        spec(GPT + f"code: [{code}]\nsecrets: {{T: 'file:{token}'}}\n")
+        refused = run("validate", "job.yaml")
+        assert refused.code == 65
+        assert "the bundle would hold T" in refused.err
+    spec(GPT + f"code: [mine]\nsecrets: {{T: 'file:{token}'}}\n")
+    (tmp_path / "mine/.ddpgenignore").write_text("keys\n")
+    assert run("validate", "job.yaml").code == 0
+
+
 @pytest.mark.parametrize("hidden", ["my_model.py", "venv/my_model.py"])
 def test_a_model_that_would_stay_behind_is_a_fault_of_the_spec(
     render: Render, src: Path, hidden: str
