@@ -40,6 +40,11 @@ def listed(text: str) -> Any:
 
 REFUSED = [
     (
+        "hosts: [a]\ntrain: {workload: null, steps: null, global_batch_size: null, micro_batch_size: null, script: /t.py, workdir: gpt}",
+        "11:115 targets.hosts.train.workdir",
+        "~/ddpgen/gpt,",
+    ),
+    (
         "hosts: [a]\ncheckpoint: {dir: x/../gpt/a}",
         "11:23 targets.hosts.checkpoint.dir",
         "~/ddpgen/gpt,",

@@ -329,6 +329,15 @@ def test_a_file_of_requirements_that_stays_behind_is_a_fault_of_the_spec(
     assert (outcome.code, ".ddpgenignore" in outcome.err) == (65, True)
 
 
+@pytest.mark.parametrize(
+    "line", ["-e ./pkg", "--editable=./pkg", "./pkg", "-r https://x/y.txt", "https://x/torch.whl"]
+)
+def test_a_requirement_that_may_bring_torch_is_no_warning(line: str) -> None:
+    assert (
+        findings(on_sky(f"{BUCKET}, requirements: ['{line}', '--pre # torch', numpy==2.2.6]")) == []
+    )
+
+
 def test_every_file_that_requirements_name_travels(run: Run, tmp_path: Path) -> None:
     for name in ("own.txt", "more.txt", "x-1.whl"):
         (tmp_path / name).touch()

@@ -84,7 +84,7 @@ def test_a_folder_of_text_is_measured_as_it_travels(
     assert "100 bytes" in fault.text
 
 
-@pytest.mark.parametrize("code", [".", "own.txt", "sub"])
+@pytest.mark.parametrize("code", [".", "own.txt", "sub", "[own.txt, other.txt]"])
 def test_the_length_of_a_text_of_the_users(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +92,7 @@ def test_the_length_of_a_text_of_the_users(
     (tmp_path / "sub").mkdir()
     for place in (tmp_path, tmp_path / "sub"):
         (place / "own.txt").write_text("x" * 100)
+    (tmp_path / "other.txt").write_text("x" * 500)
     top = f"code: {code}\n"
     assert not faults(with_args("text: own.txt, seq_len: 49", top=top))
     (fault,) = faults(with_args("text: own.txt, seq_len: 50", top=top))
