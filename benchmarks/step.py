@@ -18,9 +18,9 @@ process of the tracker takes the rows a second later:
 With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
 card):
 
-  ours/tree       as above; operations take their deterministic version.
-  bare            the loop written by hand, with torch's own defaults.
-  bare/exact      the same with deterministic versions: the cost of determinism alone.
+  ours/tree       as above, deterministic
+  bare            by hand, with torch's own defaults
+  bare/exact      by hand, deterministic
 
 With --determinism our loop with determinism: portable against the same with the default. A process takes its kernels
 for good, so each block is a launch of its own.
