@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
-    from train.base.errors import EXIT_USAGE
+    from train.base.console import say
+    from train.base.errors import EXIT_USAGE, Refusal
     from train.launch import words
     from train.launch.options import add_options, take_leading
     from train.launch.supervisor import Supervisor
@@ -66,7 +67,19 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     add_options(parser)
     tier.add_options(parser)
     command = take_leading(command, tier.leading)
-    options = parser.parse_args(command.options)
-    if name == "slurm":  # on the first node: it starts slurm-node on each
-        return int(tier(options, command, events).run())
-    return Supervisor(tier(options, command), options, command, events).run()
+
+    def train(command: words.Command) -> int:
+        options = parser.parse_args(command.options)
+        if name == "slurm":  # on the first node: it starts slurm-node on each
+            return int(tier(options, command, events).run())
+        return Supervisor(tier(options, command), options, command, events).run()
+
+    if not any(option.startswith("--point") for option in command.options) or name == "slurm-node":
+        return train(command)
+    from train.launch import points
+
+    try:
+        return points.train(command, "hosts" if name == "host" else name, train)
+    except Refusal as refusal:
+        say(str(refusal))
+        return refusal.code

@@ -23,7 +23,7 @@ from train.launch import decision, directory
 from train.launch.decision import End, ExitReport, Request
 from train.launch.driver_link import DriverLink, take_standard_input
 from train.launch.events import Event, Events
-from train.launch.options import ONLY_CHECK
+from train.launch.options import LEADING
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command
 from train.run.config import seconds
@@ -114,7 +114,7 @@ class Hosts(Tier):
     """One host of several, started by hosts/run.sh or by hand."""
 
     leading: ClassVar[Mapping[str, str]] = {
-        **ONLY_CHECK,
+        **LEADING,
         "--head=": "NAME: meet at this host instead of the first, on all the same",
         "--hosts=": "A,B: only these take part, on all the same",
         "--driven=": "",

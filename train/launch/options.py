@@ -15,8 +15,8 @@ from train.preflight.finding import codes
 from train.run.config import build_parser, seconds
 from train.run.config import parse as parse_run
 
-# The option that every tier has in front of the user's arguments.
-ONLY_CHECK = {"--preflight": "only check whether the job can start"}
+# The options that every tier has in front of the user's arguments. --help leaves out an option without a text.
+LEADING = {"--preflight": "only check whether the job can start", "--point=": ""}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
     add("--preflight", action="store_true", help="only check whether the job can start")
+    add("--points", action="store_true", help="the job is a sweep, and points.json has its points")
+    add("--point", default="", help="the point of the sweep to train")
+    add("--point-id", default="", help="the id of this point's training")
     add(
         "--driven", default="", metavar="TOKEN",
         help="all hosts speak on one terminal, by hosts/run.sh, which knows the end of a host by this word",
@@ -103,7 +106,7 @@ def _hint(why: str) -> str:
         return ""
     name = "--" + re.split("[ =]", word)[0].lstrip("-")
     known = re.findall(r"^ +(--[a-z-]+)", build_parser().format_help(), re.MULTILINE)
-    return did_you_mean(name, [*ONLY_CHECK, *known])
+    return did_you_mean(name, [*LEADING, *known])
 
 
 def _literal(program: Sequence[str]) -> list[str]:

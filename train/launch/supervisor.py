@@ -26,7 +26,7 @@ from train.base.console import say
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.processes import end_group
 from train.base.scheduler import VARIABLE, Scheduled
-from train.launch import decision, directory, install, secrets, words
+from train.launch import decision, directory, install, points, secrets, words
 from train.launch.decision import End, ExitReport, Request
 from train.launch.events import LATE_S, Event, Events, Exit, Result, Signal
 from train.launch.options import check_arguments
@@ -209,9 +209,13 @@ class Supervisor:
                 f"torch is not installed for {sys.executable}; activate the virtual environment that "
                 "has it, install it there, or set 'python' in the spec to an interpreter that has it",
             )
-        return directory.acquire(
+        attempt = directory.acquire(
             self.checkpoint_dir, self.held_directory, self._options.job, self._tier.scheduler
         )
+        if self._options.point and self.member.is_head:
+            training = points.Training(self._options.point_id, self._command.arguments)
+            points.mark(self.checkpoint_dir, training)
+        return attempt
 
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.

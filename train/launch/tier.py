@@ -13,7 +13,7 @@ from train.base.words import first_few
 from train.launch import decision
 from train.launch.decision import End, ExitReport, Request
 from train.launch.events import Event, Events
-from train.launch.options import ONLY_CHECK
+from train.launch.options import LEADING
 from train.launch.words import Command
 
 
@@ -68,7 +68,7 @@ class Tier:
     decides: bool = True
     # The supervisor's own options that may stand in front of the user's arguments, with their help texts: see
     # options.take_leading().
-    leading: ClassVar[Mapping[str, str]] = ONLY_CHECK
+    leading: ClassVar[Mapping[str, str]] = LEADING
     # The remedy for a secret that is not in the environment. {name} is its name.
     secret_remedy = "export {name}, and start again"
     # True if another process of the launch has put all secrets into the environment.

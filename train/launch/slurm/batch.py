@@ -26,7 +26,8 @@ from train.base.scheduler import VARIABLE
 from train.launch import reserve, secrets
 from train.launch.decision import goes_on, word_of
 from train.launch.events import LATE_S, Due, Event, Events, Exit, Result, Signal
-from train.launch.options import ONLY_CHECK, check_arguments, ports
+from train.launch.options import LEADING, check_arguments, ports
+from train.launch.points import Training, is_done
 from train.launch.report import say_report
 from train.launch.slurm.decision import (
     AGAIN,
@@ -79,7 +80,7 @@ _NO_CLEAN_STOP = "no clean stop within Slurm's KillWait"
 class Slurm:
     """One start of a job."""
 
-    leading = ONLY_CHECK
+    leading = LEADING
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +142,7 @@ class Slurm:
             what = f"this is a job step of Slurm job {self._number}, started by srun"
             raise Refusal(EXIT_UNAVAILABLE, f"{what}; submit it: sbatch slurm.sbatch")
         self._is_batch_script = True
-        check_arguments(self._command, ONLY_CHECK)
+        check_arguments(self._command, LEADING)
         self._check_activation()
         secrets.load(self._options.secrets, os.environ, _SECRET_REMEDY)
         nodes = self._nodes()
@@ -149,6 +150,7 @@ class Slurm:
         record = self._run_in_thread(lambda: self._controller.show(_PATIENT))
         bundle = self._find_directory(record)
         if not self._only_preflight:
+            self._check_not_done()
             bundle = self._run_in_thread(lambda: self._take_directory(bundle, record))
         os.chdir(bundle)
         say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
@@ -187,7 +189,7 @@ class Slurm:
         if record is None:
             who = f"scontrol on {socket.gethostname()} says nothing of job {self._number}"
             raise Refusal(EXIT_UNAVAILABLE, f"{who}; is the controller of Slurm up?")
-        if record.index and not self._options.array:
+        if record.index and not (self._options.array or self._options.point):
             raise Refusal(
                 EXIT_UNAVAILABLE,
                 "this job is one of an array (--array), and all of them would write to one directory; "
@@ -200,16 +202,22 @@ class Slurm:
             self._events.inject(Signal("TERM"))  # it came while this program was being started
         return bundle
 
+    def _check_not_done(self) -> None:
+        """Raise Refusal with the exit code 0 if the job is a point of a sweep whose training is done."""
+        training = Training(self._options.point_id, self._command.arguments)
+        if self._options.point and is_done(self.directory.path, training):
+            raise Refusal(0, f"{self._options.point} is done")
+
     def _note_job(self, record: JobRecord) -> None:
         """Note the checkpoint directory, and whether Slurm requeues the job."""
         self._comes_back = record.comes_back
         if self._directory is not None:
             return
-        path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, record.index)
+        self._index = "" if self._options.point else record.index
+        path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, self._index)
         self._controller.job = record.name
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         self._directory = Directory(path, record.name, self._number, self._requeue_count, cluster)
-        self._index = record.index
         self._earlier_starts = [
             s for s in self._directory.starts() if s.requeue_count < self._requeue_count
         ]
