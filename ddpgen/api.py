@@ -26,6 +26,7 @@ from ddpgen.errors import (
 from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.text import yamltext
 from ddpgen.text.shell import as_argument
+from ddpgen.tiers import sweep
 from ddpgen.tiers.registry import TIERS
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class Spec:
         target: str,
         arguments: Sequence[str] = (),
         *,
+        only: Sequence[str] = (),
         output: StrPath | None = None,
         templates: StrPath | None = None,
         force: bool = False,
@@ -184,30 +186,56 @@ class Spec:
     ) -> Launch:
         """Render the job, then submit it (slurm, sky), or run it in the foreground and wait for its end (local, hosts).
 
-        `arguments` are added to the training command; the other options are those of render(). Ctrl-C stops a job in
+        `arguments` are added to the training command. `only`: parts of the names of a sweep's points, like lr=1e-3;
+        points that are done or live are not started. The other options are those of render(). Ctrl-C stops a job in
         the foreground cleanly, and is raised as KeyboardInterrupt afterwards. `run`: called instead with the command
-        of the job in the foreground, to return its exit code. Raises the errors of render(); TargetUnavailableError
-        also if the scheduler refuses the job.
+        of the job in the foreground, to return its exit code. Raises the errors of render(); OptionRefusedError if no
+        point has all of `only`; TargetUnavailableError also if the scheduler refuses the job.
         """
         from ddpgen import programs
         from ddpgen.monitor import record
 
         chosen_job = self.job(target)
+        points = sweep.chosen(chosen_job, only)
         bundle = self.render(
             target, output=output, templates=templates, force=force, limit_mib=limit_mib
         )
         tier = TIERS[target]
         if tier.start:
             record.write_launch(bundle.directory, record.Launch(target))
-            command = ["bash", as_argument(str(bundle.directory / tier.start)), *arguments]
+            options = [f"--point={name}" for name in points] if only else []
+            script = as_argument(str(bundle.directory / tier.start))
+            command = ["bash", script, *options, *arguments]
             return Launch(target, bundle, exit_code=(run or programs.in_foreground)(command))
-        launched = tier.submit(chosen_job, bundle.directory, arguments)
+        if points and not (points := self._not_done(target, bundle, points, arguments)):
+            _log.info("nothing to start: every point is done, waits or runs")
+            return Launch(target, bundle)
+        launched = tier.submit(chosen_job, bundle.directory, arguments, points)
         try:
             record.write_launch(bundle.directory, launched)
         except FileTroubleError as error:
             message = f"{error}; {launched.job} was submitted all the same"
             raise FileTroubleError(message) from None
         return Launch(target, bundle, launched.job)
+
+    def _not_done(
+        self, target: str, bundle: Bundle, points: Sequence[str], arguments: Sequence[str]
+    ) -> list[str]:
+        """Return the points that are neither done nor live. Raise TargetUnavailableError."""
+        from ddpgen.tiers import points as runs
+
+        programs = sweep.programmed(self.readings[target]).points
+        following = self.following(target, bundle.directory).narrowed(points)
+        waiting = []
+        for name, status in runs.statuses(following).items():
+            states = [report.state for report in status.reports]
+            if any(state.has_done(programs[name].id, arguments) for state in states):
+                _log.info(f"{name} is done")
+            elif status.jobs and not status.ended:
+                _log.info(f"{name} is live: {status.jobs}")
+            else:
+                waiting.append(name)
+        return waiting
 
     def status(self, target: str | None = None, *, output: StrPath | None = None) -> Status:
         """Return the status of the job, as `ddpgen status --json` prints it.
@@ -245,10 +273,12 @@ class Spec:
             _log.warning(line)
 
 
-def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
+def find_run(
+    name: str, target: str | None, output: Path | None, only: Sequence[str] = ()
+) -> Following | Path:
     """Return the run of a spec or a bundle on `target`, or on the tier that commands.choose finds.
 
-    For a checkpoint directory, return its path. Raises SpecUnreadableError, SpecInvalidError, OptionRefusedError,
+    For a checkpoint directory, return its path. `only`: parts of the names of a sweep's points. Raises SpecUnreadableError, SpecInvalidError, OptionRefusedError,
     TargetUnavailableError.
     """
     from ddpgen.bundle.write import LISTING
@@ -259,7 +289,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
             f"{name}: No such file or directory; give a spec, a bundle or a checkpoint directory"
         )
     if not os.path.isdir(name):
-        return read(name).following(target, output)
+        return _narrowed(read(name).following(target, output), only)
     if output is not None:
         raise OptionRefusedError("-o goes with a spec, not with a directory; leave it out")
     if os.path.exists(os.path.join(name, LISTING)):
@@ -268,10 +298,20 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
             raise OptionRefusedError(
                 f"{name} was rendered for {', '.join(jobs)}, not for {target}; name one of these, or give the spec"
             )
-        return _choose(jobs, Path(name), target)
+        return _narrowed(_choose(jobs, Path(name), target), only)
     if target is not None:
         raise OptionRefusedError("--target goes with a spec or a bundle; leave it out")
+    if only:
+        raise OptionRefusedError("--only goes with a spec or a bundle; leave it out")
     return commands.checkpoint_directory(Path(name))
+
+
+def _narrowed(following: Following, only: Sequence[str]) -> Following:
+    """Return the run of the points that `only` means; of a single point as of a job of its own."""
+    names = sweep.chosen(following.job, only)
+    if len(names) == 1:
+        return following.points[names[0]]
+    return following.narrowed(names) if only else following
 
 
 def status(run: Following | Path) -> Status:

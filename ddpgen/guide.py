@@ -11,7 +11,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ddpgen import resources
 from ddpgen.spec.fields import Refused, did_you_mean, show
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
 
 GUIDE = "troubleshooting.md"
 
@@ -31,6 +34,17 @@ class Section(NamedTuple):
 def sections(guide: str) -> Mapping[str, Section]:
     """Return the guide's sections by code, in its order."""
     return {code: Section(title, text.strip()) for code, title, text in _HEADING.findall(guide)}
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """Yield a conflict for each code in preflight.ignore that the guide does not list."""
+    if not job.preflight.ignore:
+        return
+    known_codes = tuple(sections(resources.document(GUIDE)))
+    for ignored in job.preflight.ignore:
+        if ignored not in known_codes:
+            remedy = did_you_mean(ignored, known_codes, "`ddpgen explain` lists all codes")
+            yield Conflict(("preflight.ignore",), f"there is no code {ignored}", remedy)
 
 
 def listing(guide: str) -> str:

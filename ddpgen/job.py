@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,11 +23,11 @@ from ddpgen.errors import (
 from ddpgen.site import layers
 from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.spec import unwise
-from ddpgen.spec.fields import Refused, did_you_mean, show
+from ddpgen.spec.fields import Refused, show
 from ddpgen.spec.groups import Group
-from ddpgen.spec.reader import Reading, read_tree
+from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
-from ddpgen.tiers import command
+from ddpgen.tiers import command, sweep
 from ddpgen.tiers.registry import DEFAULT_TIER, MODELS, TIERS
 
 if TYPE_CHECKING:
@@ -59,13 +59,9 @@ class Rendered(NamedTuple):
 
 def load(path: str, chosen: Chosen = AS_WRITTEN, raw: bytes | None = None) -> dict[str, Reading]:
     """Read a spec for every tier. Raises SpecUnreadableError, SpecInvalidError. `raw`: its text, instead of the file's."""
-    readings = read_tree(layers.read(path, chosen, MODELS, raw), MODELS)
+    readings = sweep.read(layers.read(path, chosen, MODELS, raw))
     _log.debug(f"read {path}: a spec for {', '.join(readings)}")
-    for tier, reading in readings.items():
-        if image := lock.container(reading.job, path):
-            _log.debug(f"{tier} runs in the container {image}, which {lock.path(path)} names")
-            readings[tier] = reading._replace(job=TIERS[tier].contained(reading.job, image))
-    return readings
+    return {tier: sweep.in_container(reading, path) for tier, reading in readings.items()}
 
 
 def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
@@ -74,7 +70,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     Adds the findings about the files that a spec names, and those of its tiers.
     """
     findings: set[Finding] = set()
-    for reading in readings:
+    for reading in sweep.each(readings):
         tier = TIERS[reading.tier]
         conflicts = (
             *code.check(reading.job, home, tier.files(reading.job)),
@@ -82,26 +78,24 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
             *lines.check(reading.job),
             *unwise.conflicts(reading.job),
             *lock.check(reading.job, reading.filename),
-            *_unknown_codes(reading.job),
+            *_ignored_codes(reading.job),
             *tier.check(reading.job),
         )
         findings.update(reading.warnings, map(reading.locate, conflicts))
+    for reading in readings:
+        if reading.points and not any(finding.fatal for finding in findings):
+            findings.update(map(reading.locate, sweep.check(reading)))
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(readings[0].filename, findings)
     return sorted(findings)
 
 
-def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
-    """Yield a conflict for each code in preflight.ignore that the troubleshooting guide does not list."""
+def _ignored_codes(job: JobSpec) -> Iterable[Conflict]:
     if not job.preflight.ignore:
-        return
-    from ddpgen import guide, resources
+        return ()
+    from ddpgen import guide
 
-    known_codes = tuple(guide.sections(resources.document(guide.GUIDE)))
-    for ignored in job.preflight.ignore:
-        if ignored not in known_codes:
-            remedy = did_you_mean(ignored, known_codes, "`ddpgen explain` lists all codes")
-            yield Conflict(("preflight.ignore",), f"there is no code {ignored}", remedy)
+    return guide.check(job)
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
@@ -128,7 +122,7 @@ def artefacts(
     renderer = Renderer(templates)
     rendered: list[Artefact] = []
     for tier in tiers:
-        rendered += TIERS[tier].render(readings[tier].job, renderer)
+        rendered += TIERS[tier].render(sweep.programmed(readings[tier]), renderer)
     return rendered
 
 
@@ -176,6 +170,8 @@ def write_bundle(
         *write.copied_tree(resource("train"), "train"),
         *(write.Item(name, file=file) for name, file in sources.items()),
     ]
+    if points := sweep.listing({tier: sweep.programmed(readings[tier]) for tier in tiers}):
+        items.append(write.Item(sweep.FILE, points.encode()))
     if any(job.locked for job in jobs):
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
     paths = dict.fromkeys(path for job in jobs for path in job.code)
@@ -254,6 +250,7 @@ def bundle_jobs(bundle: Path) -> dict[str, JobSpec]:
 
     specs = write.read(bundle)["spec"]
     try:
-        return {tier: Group(MODELS[tier]).load(spec) for tier, spec in specs.items()}
+        jobs = {tier: Group(MODELS[tier]).load(spec) for tier, spec in specs.items()}
+        return {tier: sweep.restored(bundle, tier, job) for tier, job in jobs.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
         raise write.unreadable(bundle) from None

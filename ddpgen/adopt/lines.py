@@ -38,6 +38,8 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 def _lines_of(group: Any, place: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the path and the lines of each such field of a group, at any depth."""
     for field in fields(group):
+        if "kind" not in field.metadata:
+            continue
         value, path = getattr(group, field.name), f"{place}{field.name}"
         if field.name in _NAMES and value:
             yield path, value

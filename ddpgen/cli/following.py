@@ -12,6 +12,7 @@ from ddpgen.cli.shared import (
     FILE,
     JOB,
     JSON,
+    ONLY,
     Count,
     cli,
     follow_options,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @cli.command()
 @click.argument("job", metavar="[JOB]", required=False, type=click.Path())
 @follow_options
+@ONLY
 @JSON
 @click.option(
     "-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C."
@@ -40,6 +42,7 @@ def status(
     job: str | None,
     target: str | None,
     output: Path | None,
+    only: tuple[str, ...],
     as_json: bool,
     watch: bool,
     interval: int | None,
@@ -65,13 +68,13 @@ def status(
     if interval and not watch:
         raise click.UsageError("--interval goes with --watch; add that, or leave it out.")
     if job is None:
-        if target or output or watch:
+        if target or output or watch or only:
             raise click.UsageError(
-                "--target, -o and --watch go with a job; name it, or leave them out."
+                "--target, -o, --only and --watch go with a job; name it, or leave them out."
             )
         _all_launches(as_json)
         return
-    meant = api.find_run(job, target, output)
+    meant = api.find_run(job, target, output, only)
     if watch:
         _watch(meant, interval)
         return
@@ -117,12 +120,15 @@ def _watch(meant: Following | Path, interval: int | None) -> None:
 @cli.command()
 @JOB
 @follow_options
+@ONLY
 @click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
 @click.option(
     "-n", "--lines", type=Count(0), default=100, show_default=True, metavar="N",
     help="How many lines of the end; on hosts only together with --follow.",
 )  # fmt: skip
-def logs(job: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
+def logs(
+    job: str, target: str | None, output: Path | None, only: tuple[str, ...], follow: bool, lines: int
+) -> None:  # fmt: skip
     """Show the end of a job's output. Also name the file that holds it.
 
     JOB is a spec, a bundle or a checkpoint directory. On local it went to the terminal; its metrics are shown instead.
@@ -134,17 +140,20 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
     from ddpgen import api
     from ddpgen.tiers import commands
 
-    sys.exit(commands.logs(api.find_run(job, target, output), lines, follow))
+    sys.exit(commands.logs(api.find_run(job, target, output, only), lines, follow))
 
 
 @cli.command()
 @JOB
 @follow_options
+@ONLY
 @click.option(
     "--now", is_flag=True,
     help="On sky: give the machines back at once; without a checkpoint first.",
 )  # fmt: skip
-def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
+def stop(
+    job: str, target: str | None, output: Path | None, only: tuple[str, ...], now: bool
+) -> None:
     """Ask a job for a clean stop. A job that waits in a queue is taken out.
 
     JOB is a spec, a bundle or a checkpoint directory. The same launch resumes it.
@@ -156,7 +165,7 @@ def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     from ddpgen import api
     from ddpgen.tiers import commands
 
-    for line in commands.stop(api.find_run(job, target, output), now):
+    for line in commands.stop(api.find_run(job, target, output, only), now):
         click.echo(line)
 
 

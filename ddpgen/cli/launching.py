@@ -9,6 +9,7 @@ import click
 
 from ddpgen.cli.shared import (
     ONE_TIER,
+    ONLY,
     checked,
     cli,
     loaded,
@@ -76,6 +77,7 @@ class _Launch(click.Command):
 @cli.command(cls=_Launch)
 @spec_argument
 @ONE_TIER
+@ONLY
 @render_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(

@@ -206,6 +206,12 @@ PROCS = click.option(
 )
 
 
+ONLY = click.option(
+    "--only", multiple=True, metavar="FIELD=VALUE",
+    help="Of a sweep the points with this value, like lr=1e-3. May be repeated.",
+)  # fmt: skip
+
+
 def tier_option(says: str, several: bool = False, **more: Any) -> Callable[[_F], _F]:
     """Return the option --target. `several`: it may be `all`."""
     return click.option("--target", metavar="TIER", type=TierName(several), help=says, **more)

@@ -7,7 +7,7 @@ belong to the training, which refuses options that it does not know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 USAGE = """\
 usage: bash hosts/run.sh [ARGS...]   start or resume the job on every host;
@@ -19,6 +19,7 @@ usage: bash hosts/run.sh [ARGS...]   start or resume the job on every host;
        bash hosts/run.sh --fetch [DIR]   bring the newest checkpoints and the metrics to DIR; left out:
                                          checkpoints/NAME beside the bundle, NAME being the job's
        bash hosts/run.sh -- ARGS...      start, though the first of ARGS looks like one of the above
+       bash hosts/run.sh --point=NAME ...  in front of all of these: only this point of a sweep; may be repeated
        bash hosts/run.sh --help
 
 Ctrl-C stops cleanly on all hosts, a second one kills, a third one ends this command at once: what
@@ -43,15 +44,23 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class DriverCommand:
-    """One command: `action` is run, status, stop, logs, fetch or help."""
+    """One command: `action` is run, status, stop, logs, fetch or help. `points`: those of a sweep that it is for."""
 
     action: str
     operand: str | None = None
     arguments: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
+
+
+_POINT = "--point="
 
 
 def parse(words: Sequence[str]) -> DriverCommand:
     """Return the command in `words`. Raise UsageError."""
+    first = next((i for i, word in enumerate(words) if not word.startswith(_POINT)), len(words))
+    if first:
+        points = tuple(word.removeprefix(_POINT) for word in words[:first])
+        return replace(parse(words[first:]), points=points)
     option, equals, value = words[0].partition("=") if words else ("--", "", "")
     if option not in _OPERANDS:
         return DriverCommand("run", arguments=tuple(words[1:] if option == "--" else words))

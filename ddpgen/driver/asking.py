@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import logs, remote
 from .ends import DONE, END_MARK, FAILED, USAGE
+from .pace import Pace
 from .plan import Plan, PlannedHost
 from .screen import Screen, folded, shown
 from .session import Context, Trouble, ask, failure_reason
@@ -110,6 +111,14 @@ def _words(state: JobState) -> str:
         left = max(0, state.last_step - _step(state)) / state.steps_per_s
         words.append(f"{clock(left)} left")
     return ", ".join(words)
+
+
+async def is_done(
+    plan: Plan, ssh: Ssh, pace: Pace, point_id: str, arguments: Sequence[str]
+) -> bool:
+    """True if a host has recorded that this point of a sweep is done. A host that is silent has recorded nothing."""
+    answers, _ = await ask_all(plan, ssh, remote.status, pace.check)
+    return any(read(answer).has_done(point_id, arguments) for answer in answers.values())
 
 
 async def stop(context: Context) -> int:

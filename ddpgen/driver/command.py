@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import asking, plan, secret_values, trace
@@ -53,11 +54,13 @@ def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
         values, missing = secret_values.read(hosts_plan.secrets, os.environ)
         if missing:
             return _complain("\nddpgen: ".join([*missing, "nothing was started"]), NO_START)
+    if unknown := [name for name in command.points if name not in hosts_plan.points]:
+        known = ", ".join(hosts_plan.points) or "none, as the job is no sweep"
+        return _complain(f"there is no point {unknown[0]}; the points are {known}", WRONG_ARGUMENT)
     _prepare_process()
     try:
         with ready(hosts_plan, os.environ) as ssh:
-            run = _run_command(command, Path(bundle), hosts_plan, ssh, pace or Pace(), values)
-            return asyncio.run(run)
+            return _run_points(command, Path(bundle), hosts_plan, ssh, pace or Pace(), values)
     except ValueError as error:
         return _complain(str(error), WRONG_ARGUMENT)
     except KeyboardInterrupt:
@@ -80,6 +83,43 @@ def _prepare_process() -> None:
     # A background job keeps writing, even if the terminal would stop it for that (stty tostop).
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+
+
+def _run_points(
+    command: DriverCommand,
+    bundle: Path,
+    hosts_plan: Plan,
+    ssh: Ssh,
+    pace: Pace,
+    values: Mapping[str, str],
+) -> int:
+    """Carry out the command for one point of a sweep after the other; a job that is no sweep is one point.
+
+    A point that has failed does not end the sweep. A point that was stopped, or could not start, does.
+    """
+    names = command.points or tuple(hosts_plan.points)
+    if not names or command.action == "logs":
+        return asyncio.run(_run_command(command, bundle, hosts_plan, ssh, pace, values))
+    codes = {}
+    for name in names:
+        at_point, chosen = hosts_plan.at_point(name), command
+        if command.action == "run":
+            done = hosts_plan.points[name], command.arguments
+            if asyncio.run(asking.is_done(at_point, ssh, pace, *done)):
+                print(f"ddpgen: {name} is done", file=sys.stderr)
+                continue
+            chosen = replace(command, arguments=(f"--point={name}", *command.arguments))
+        elif command.action == "fetch":
+            whole = command.operand or str(bundle.parent / "checkpoints" / hosts_plan.name)
+            chosen = replace(command, operand=os.path.join(whole, name))
+        print(f"ddpgen: {name}:", file=sys.stderr)
+        codes[name] = asyncio.run(_run_command(chosen, bundle, at_point, ssh, pace, values))
+        only_check = command.arguments[:1] == ("--preflight",)
+        if command.action == "run" and (codes[name] not in (0, FAILED) or only_check):
+            return codes[name]
+    if failed := [name for name, code in codes.items() if code]:
+        return _complain(f"failed: {', '.join(failed)}; the same command resumes them", FAILED)
+    return 0
 
 
 async def _run_command(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Plan:
     """The content of hosts.json.
 
     `elastic`: the least and the largest number of hosts. `locked`: each host installs the packages of the version
-    lock. `secrets`: see secret_values.read().
+    lock. `secrets`: see secret_values.read(). `points`: the id of each point of a sweep, by its name.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Plan:
     hosts: tuple[PlannedHost, ...]
     locked: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict)
+    points: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,6 +53,10 @@ class Plan:
     def restartable(self) -> bool:
         """True if the driver may start all hosts again; else torchrun makes all restarts."""
         return self.elastic is not None or self.launcher in ("torchrun-static", "env")
+
+    def at_point(self, name: str) -> Plan:
+        """Return the plan of one point of a sweep, which has its own part of the checkpoint directory."""
+        return replace(self, checkpoint_dir=f"{self.checkpoint_dir.rstrip('/')}/{name}")
 
     def bundle(self, host: PlannedHost) -> str:
         """Return the bundle's directory on `host`."""

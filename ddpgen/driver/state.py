@@ -47,6 +47,13 @@ class JobState:
     slurm_job: str = ""  # the job of Slurm that holds the directory
     lock: Mapping[str, Any] | None = None
     slurm_starts: str = ""  # in words
+    point: Mapping[str, Any] | None = (
+        None  # the training of a point of a sweep: its id and its arguments
+    )
+
+    def has_done(self, point_id: str, arguments: Sequence[str]) -> bool:
+        """True if exactly this training of a point of a sweep is done."""
+        return self.status == "done" and self.point == {"id": point_id, "arguments": [*arguments]}
 
     @property
     def stalled(self) -> bool:
@@ -115,6 +122,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         slurm_job=number[1] if number else "",
         lock=lock,
         slurm_starts=_slurm_starts(mapping(facts.get("slurm-starts", ""))),
+        point=mapping(facts.get("point", "")) or None,
     )
 
 

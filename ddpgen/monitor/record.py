@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ class Launch:
 
     `job`: the scheduler's id of the job. `time`: of the launch. On Slurm, `cluster` is the cluster if sbatch named
     one. `login` is the login node, and `log` the path of the job's output, on the login node if there is one.
+    `points`: the ids of a sweep's jobs by the names of their points, also of those that an earlier launch submitted.
     """
 
     tier: str
@@ -34,15 +37,32 @@ class Launch:
     log: str = ""
     login: str = ""
     time: float = 0.0
+    points: Mapping[str, str] = field(default_factory=dict)
+
+    def at_point(self, name: str) -> Launch | None:
+        """Return the launch of one point of a sweep; None if no launch of it is on record."""
+        if not self.points:
+            return self
+        if name not in self.points:
+            return None
+        log = re.sub(r"-[^-]*\.log$", f"-{self.points[name]}.log", self.log)
+        return replace(self, job=self.points[name], log=log, points={})
 
 
 class Following(NamedTuple):
-    """One tier of a spec, the bundle's directory, and the last launch from it on that tier."""
+    """One tier of a spec, the bundle's directory, and the last launch from it on that tier.
+
+    `point`: the name of the point of a sweep whose job this is, "" for a whole job, and `point_index` its number, counted
+    from 0. `chosen`: the points that are meant, if not all.
+    """
 
     job: JobSpec
     tier: str
     bundle: Path
     launched: Launch | None
+    point: str = ""
+    point_index: int = 0
+    chosen: tuple[str, ...] = ()
 
     @property
     def bundle_parent(self) -> Path:
@@ -53,6 +73,25 @@ class Following(NamedTuple):
     def checkpoints(self) -> Path:
         """The checkpoint directory, for a tier that keeps it on this machine."""
         return checkpoints(self.job, self.bundle_parent)
+
+    @property
+    def points(self) -> dict[str, Following]:
+        """The run of each point of a sweep, by its name; {} for a job that is no sweep."""
+        launched = self.launched
+        return {
+            name: self._replace(
+                job=self.job.at_point(name),
+                launched=launched.at_point(name) if launched else None,
+                point=name,
+                point_index=index,
+            )
+            for index, name in enumerate(self.job.points)
+            if name in self.chosen or not self.chosen
+        }
+
+    def narrowed(self, names: Sequence[str]) -> Following:
+        """Return the run of these points of a sweep."""
+        return self._replace(chosen=tuple(names))
 
 
 def checkpoints(job: JobSpec, bundle_parent: Path) -> Path:
@@ -75,7 +114,9 @@ def write_launch(bundle: Path, launch: Launch) -> None:
     file = path(bundle)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     launches = {tier: asdict(entry) for tier, entry in read_launches(bundle).items()}
-    launches[launch.tier] = asdict(launch) | {"time": time.time()}
+    earlier = launches.get(launch.tier, {}).get("points", {}) if launch.points else {}
+    entry = {**asdict(launch), "time": time.time(), "points": {**earlier, **launch.points}}
+    launches[launch.tier] = {name: value for name, value in entry.items() if value != {}}
     try:
         temporary.write_text(json.dumps(launches, indent=1) + "\n", "utf-8")
         os.replace(temporary, file)
@@ -97,4 +138,6 @@ def read_launches(bundle: Path) -> dict[str, Launch]:
 def _is_whole(launch: Launch) -> bool:
     values: dict[str, object] = dict(vars(launch))
     time_is_number = isinstance(values.pop("time"), (int, float))
+    points = values.pop("points")
+    values |= points if isinstance(points, dict) else {"points": None}
     return time_is_number and all(isinstance(text, str) for text in values.values())

@@ -23,9 +23,11 @@ class RunFacts(TypedDict, total=False):
     """The status of one checkpoint directory for programs, without unknown values.
 
     Times are in seconds, speed in steps a second. `there`: "no", or "closed" to this user; without it the directory
-    was read.
+    was read. `point`: the name of a sweep's point, and `job` its state in the scheduler.
     """
 
+    point: str
+    job: str
     directory: str
     there: str
     state: str
@@ -176,12 +178,13 @@ class JobStatus(NamedTuple):
     """The status of a job at one moment.
 
     `ended`: it has ended, and does not come back by itself. `jobs`: the state in its scheduler, or on each of its
-    hosts, in a few words.
+    hosts, in a few words. `points`: the status of each point of a sweep, by its name.
     """
 
     parts: Sequence[str | Report]
     ended: bool
     jobs: str = ""
+    points: Mapping[str, JobStatus] = {}
 
     @property
     def reports(self) -> list[Report]:
@@ -201,7 +204,11 @@ def as_text(parts: Iterable[str | Report]) -> Iterator[str]:
 def facts(tier: str | None, status: JobStatus) -> Status:
     """Return the same status as as_text(), for programs."""
     said = [part for part in status.parts if isinstance(part, str)]
-    return Status(tier, [run.facts() for run in status.reports], said, status.ended)
+    runs = [run.facts() for run in status.reports]
+    for name, point in status.points.items():
+        job = {"job": point.jobs} if point.jobs else {}
+        runs += [cast(RunFacts, {"point": name, **job, **run.facts()}) for run in point.reports]
+    return Status(tier, runs, [] if status.points else said, status.ended)
 
 
 def without_empty_columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

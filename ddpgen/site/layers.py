@@ -17,7 +17,7 @@ from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableErr
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import EXTENDED, NAME
-from ddpgen.spec.merge import Models, merge, whole
+from ddpgen.spec.merge import SWEEP, Models, merge, whole
 from ddpgen.spec.reader import SpecTree
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, is_null
 
@@ -59,7 +59,10 @@ def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) ->
     if len(reading.hashes) > 1 or chosen.overrides:
         record = {"files": reading.hashes, "set": list(chosen.overrides)}
         record |= {"profile": reading.profile} if reading.profile else {}
-    return SpecTree(spec, root, reading.findings, record)
+    sweep = root.entries.pop(SWEEP, None)
+    if sweep is not None and is_null(sweep):
+        sweep = None
+    return SpecTree(spec, root, reading.findings, record, sweep)
 
 
 class _Named(NamedTuple):

@@ -236,7 +236,7 @@ class Group(Kind):
 
     @cached_property
     def fields(self) -> tuple[Field[Any], ...]:
-        return fields(self.model)
+        return tuple(field for field in fields(self.model) if "kind" in field.metadata)
 
     @cached_property
     def field_kinds(self) -> Mapping[str, Kind]:  # type: ignore[override]  # mypy takes it for read-only

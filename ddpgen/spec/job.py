@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpgen.spec.fields import (
@@ -230,6 +230,13 @@ class Train:
         return posixpath.normpath(program)
 
 
+class PointProgram(NamedTuple):
+    """The words that one point of a sweep adds to the program, and an id of its whole program."""
+
+    words: tuple[str, ...] = ()
+    id: str = ""
+
+
 class Machine(NamedTuple):
     """One node of a job.
 
@@ -270,6 +277,8 @@ class JobSpec:
     python: Python = setting(Group(Python, shorthand="interpreter"), Python)
     environment: Environment = setting(Group(Environment, shorthand="packages"), Environment)
     code: tuple[str, ...] = setting(Texts(Text(allowed="a path relative to this file")), ())
+    # The points of a sweep by name. A job with points has the values of the first.
+    points: Mapping[str, PointProgram] = field(default_factory=dict)
 
     @property
     def checkpoint_path(self) -> str:
@@ -313,8 +322,13 @@ class JobSpec:
 
     @property
     def single(self) -> JobSpec:
-        """The job as a single copy, even if a scheduler would start several."""
-        return self
+        """The job as a single copy, even if a scheduler would start several: the first point of a sweep."""
+        return replace(self, points={}) if self.points else self
+
+    def at_point(self, name: str) -> JobSpec:
+        """The job of one point of a sweep, which has its own part of the checkpoint directory."""
+        directory = f"{(self.checkpoint.url or self.checkpoint_path).rstrip('/')}/{name}"
+        return replace(self, points={}, checkpoint=replace(self.checkpoint, dir=directory))
 
     def persists(self, path: str) -> bool:
         """True if a file below `path`, as the job sees it, still exists at the job's next start."""

@@ -15,6 +15,8 @@ from ddpgen.spec.yamltree import Node, Table, is_null
 
 # The fields of a spec that name what lies below it. They are not part of the job.
 LAYERS = ("profile", "extends")
+# The field that makes several jobs of one spec.
+SWEEP = "sweep"
 # The class of each tier's jobs, by the name of the tier. A spec without targets is for the first tier.
 Models = Mapping[str, type[JobSpec]]
 

@@ -28,7 +28,7 @@ def read(text: str, root: Table, models: Models) -> tuple[Path, Node, list[Findi
         remedy = f"write {name}: in the spec"
         problem = "chooses what lies below the spec, and an option lies above it"
         raise NotYamlError(Finding(Position(0, 0, OPTION), name, problem, remedy))
-    path = _path(name.strip(), root, whole(models))
+    path = path_of(name.strip(), root, models)
     node, findings = parse_value(value, Position(0, 0, OPTION), path)
     return path, node, findings
 
@@ -52,10 +52,10 @@ def with_overrides(root: Table, values: Mapping[Path, Node], models: Models) -> 
     return merge(root, layer, fields)
 
 
-def _path(name: str, root: Table, fields: Branch) -> Path:
+def path_of(name: str, root: Table, models: Models) -> Path:
     """Return the path that a name like train.args.width means. Raise NotYamlError for an item of a list."""
     parts = tuple(name.partition("[")[0].split("."))
-    kind: Kind | Branch | None = fields
+    kind: Kind | Branch | None = whole(models)
     node: Node | None = root
     for depth, part in enumerate(parts):
         if isinstance(kind, Texts | Groups) or isinstance(node, Listing):

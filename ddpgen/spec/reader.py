@@ -15,22 +15,29 @@ from ddpgen.spec import yamltree
 from ddpgen.spec.fields import describe, did_you_mean
 from ddpgen.spec.groups import Group, Walk
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.merge import LAYERS, Models, merge
+from ddpgen.spec.merge import LAYERS, SWEEP, Models, merge
 from ddpgen.spec.rules import Conflict, conflicts
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_null
 
 
 class SpecTree(NamedTuple):
-    """A whole spec, its layers merged, and the errors in their YAML. `record`: the layers, if there are several."""
+    """A whole spec, its layers merged, and the errors in their YAML.
+
+    `record`: the layers, if there are several. `sweep`: the values to vary, if there are any.
+    """
 
     filename: str
     root: Table
     findings: list[Finding]
     record: Mapping[str, Any] | None = None
+    sweep: Node | None = None
 
 
 class Reading(NamedTuple):
-    """A valid job, with the means to point at a position in its file. `whole`: the spec for all tiers."""
+    """A valid job, with the means to point at a position in its file.
+
+    `whole`: the spec for all tiers. `points`: the jobs of a sweep, by name.
+    """
 
     filename: str
     tier: str
@@ -38,6 +45,7 @@ class Reading(NamedTuple):
     root: Table
     warnings: tuple[Finding, ...]
     whole: SpecTree
+    points: Mapping[str, Reading] = {}
 
     def locate(self, conflict: Conflict) -> Finding:
         """Return the conflict as a finding, at the position of its first field."""
@@ -62,7 +70,7 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings, models)
-    top_keys = (*Group(JobSpec).field_kinds, "targets", *LAYERS)
+    top_keys = (*Group(JobSpec).field_kinds, "targets", *LAYERS, SWEEP)
     root = root._replace(entries={n: each for n, each in root.entries.items() if n != "targets"})
     readings = {}
     for tier, overlay in overlays.items():

@@ -4,18 +4,20 @@ The declarations give the allowed values, and the entries of docs/spec.md give t
 each field of the job once, and the overlays refer to it.
 """
 
+# ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
-from ddpgen.spec.fields import REQUIRED, setting
-from ddpgen.spec.groups import Group, Texts
+from ddpgen.spec.fields import REQUIRED, FieldSchema, Kind, setting
+from ddpgen.spec.groups import Group, Texts, Walk
 from ddpgen.spec.job import EXTENDED, NAME, JobSpec
 from ddpgen.spec.merge import Models
+from ddpgen.spec.yamltree import Node
 
 REFERENCE = "spec.md"  # below docs/
 # A field's entry there: its name with values and default, and the description below.
@@ -28,6 +30,26 @@ class Layers:
 
     profile: str | None = setting(NAME, None)
     extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
+
+
+class Points(Kind):
+    """The points of a sweep. sweep.py reads them."""
+
+    allowed = "a mapping from fields to lists of values, or a list of mappings"
+
+    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Node:
+        return node
+
+    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
+        mapping = {"type": "object", "minProperties": 1}
+        return {"anyOf": [mapping, {"type": "array", "items": mapping, "minItems": 1}]}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Several:
+    """The part of a spec that makes several jobs of it."""
+
+    sweep: Node | None = setting(Points(), None)
 
 
 def descriptions(reference: str) -> dict[str, str]:
@@ -54,7 +76,7 @@ def description(path: str, texts: Mapping[str, str]) -> str:
 def json_schema(reference: str, models: Models) -> dict[str, Any]:
     """Return the schema of a whole spec, overlays included. `reference`: the text of docs/spec.md."""
     texts = descriptions(reference)
-    job_fields = fields(JobSpec)
+    job_fields = Group(JobSpec).fields
 
     def field_schema(field: Field[Any], path: str) -> dict[str, Any]:
         if path.startswith("targets.") and field in job_fields:
@@ -72,7 +94,7 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
     # The top level may leave out required fields, because an overlay or another layer may give them.
     layers = Group(Layers).schema("", field_schema)["properties"]
     job["anyOf"] = [_take_required(job), *({"required": [each]} for each in ("targets", *layers))]
-    job["properties"] |= layers
+    job["properties"] |= layers | Group(Several).schema("", field_schema)["properties"]
     overlays = {}
     for tier, model in models.items():
         overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", field_schema)

@@ -81,12 +81,13 @@ def command(
     job: JobSpec, tier_options: TierOptions, backend: str, weight: int | Fraction = 1
 ) -> SupervisorCommand:
     """Return the command for one node of a job. `weight`: the weight of each of its processes."""
+    stores = bool(tier_options.store or job.checkpoint.url)
+    added = {word for point in job.points.values() for word in point.words}
+    program = _program(job, backend, weight, stores)
     return SupervisorCommand(
         (*_options(job, tier_options, backend), *tier_options.options),
         tuple(_rendezvous(job, tier_options.signals) if job.distributed else _standalone(job)),
-        tuple(
-            _program(job, backend, weight, stores=bool(tier_options.store or job.checkpoint.url))
-        ),
+        tuple(word for word in program if word not in added),
     )
 
 
@@ -154,6 +155,8 @@ def _options(job: JobSpec, tier_options: TierOptions, backend: str) -> Iterator[
         ("lock", LOCK if job.locked else "", ""),
         ("secrets", ",".join(s.name + (s.file and f"={s.file}") for s in job.secrets), ""),
     )
+    if job.points:
+        yield "--points"
     if not job.preflight.enabled:
         yield "--no-preflight"
     if job.train.program_field != "workload" or job.train.reduction != "tree":

@@ -15,6 +15,7 @@ from ddpgen.monitor import places, record
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
+from ddpgen.tiers import points
 from ddpgen.tiers.local import follow as local
 from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
@@ -57,6 +58,8 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 
 def _newest_run(following: Following) -> float | None:
     """Return when the tier's newest run was launched or last wrote its status; None if the tier has no run."""
+    if following.job.points:
+        return max(filter(None, map(_newest_run, following.points.values())), default=None)
     tier = TIERS[following.tier].follow
     launched = following.launched.time if following.launched else None
     times = [time for time in (launched, tier.launched_at(following)) if time is not None]
@@ -68,6 +71,8 @@ def _newest_run(following: Following) -> float | None:
 
 def _is_live(following: Following) -> bool:
     """Return True if the tier's newest run lives; False if it has ended, or if nothing answers."""
+    if following.job.points:
+        return any(map(_is_live, following.points.values()))
     state = _local_state(following)
     lock_is_live = local.lock_is_live(state.lock) if state is not None else None
     if state is not None and lock_is_live is not None:
@@ -92,8 +97,14 @@ def _local_state(following: Following) -> JobState | None:
 def visible(following: Following) -> Path:
     """Return the checkpoint directory.
 
-    Raises TargetUnavailableError if it is not on this machine; SpecUnreadableError if no job has made it yet.
+    Raises TargetUnavailableError if it is not on this machine; SpecUnreadableError if no job has made it yet;
+    OptionRefusedError for a sweep, whose points have a directory each.
     """
+    if following.job.points:
+        raise OptionRefusedError(
+            f"{following.job.name} is a sweep; give the checkpoint directory of one point, in "
+            f"{places.short(str(following.checkpoints))}"
+        )
     if not TIERS[following.tier].follow.has_local_checkpoints(following):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; give it "
@@ -129,7 +140,7 @@ def status(following: Following | Path, captured: bool = False) -> JobStatus:
 
     On some tiers this process becomes a program that shows the status, unless `captured` asks for the value.
     """
-    if isinstance(following, Following) and not captured:
+    if isinstance(following, Following) and not captured and not following.job.points:
         return TIERS[following.tier].follow.status(following)
     with asking(following) as ask:
         return ask()
@@ -144,6 +155,8 @@ def asking(
     """
     if isinstance(following, Path):
         return local.asking(following)
+    if following.job.points:
+        return points.asking(following)
     return TIERS[following.tier].follow.asking(following)
 
 
@@ -162,6 +175,8 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
         raise OptionRefusedError(f"--now is for sky; on {name}: {at_once}")
     if isinstance(following, Path):
         return local.stop(following, now)
+    if following.job.points:
+        return points.stop(following, now)
     return TIERS[name].follow.stop(following, now)
 
 
@@ -172,4 +187,9 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
     """
     if isinstance(following, Path):
         return local.logs(following, lines, follow)
+    if following.job.points:
+        example = next(iter(following.job.points)).partition(",")[0]
+        raise OptionRefusedError(
+            f"{following.job.name} is a sweep; choose one point: --only {example}"
+        )
     return TIERS[following.tier].follow.logs(following, lines, follow)

@@ -101,5 +101,6 @@ def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:
         "interpreter": plan.interpreter,
         "supervise": plan.command,
         "example": example(job),
+        "points": len(job.points),
         "again": restart_advice(job),
     }

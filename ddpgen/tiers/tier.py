@@ -96,8 +96,10 @@ class Tier(ABC, Generic[Job]):
         """Return the job in the container `image` that its lock names; unchanged if the tier starts no containers."""
         return job
 
-    def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launch:
-        """Submit a bundle to the scheduler. Raise TargetUnavailableError, FileTroubleError."""
+    def submit(
+        self, job: Job, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+    ) -> Launch:
+        """Submit a bundle, or `points` of its sweep. Raise TargetUnavailableError, FileTroubleError."""
         raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
 
     @property

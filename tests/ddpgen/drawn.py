@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from hypothesis import strategies as st
@@ -45,8 +44,8 @@ def _laid_over(sound: Mapping[str, Any], top: dict[str, Any], targets: Any) -> d
 
 def group(model: Any) -> Drawn:
     """A few fields of `model`, and those that it needs."""
-    kinds = {field.name: field.metadata["kind"] for field in fields(model)}
-    needed = {field.name for field in fields(model) if field.default is REQUIRED}
+    kinds = {field.name: field.metadata["kind"] for field in Group(model).fields}
+    needed = {field.name for field in Group(model).fields if field.default is REQUIRED}
     names = st.sets(st.sampled_from(sorted(kinds)), max_size=3)
     return names.flatmap(
         lambda chosen: st.fixed_dictionaries({n: value(kinds[n]) for n in sorted(chosen | needed)})

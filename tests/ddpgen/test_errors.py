@@ -27,6 +27,7 @@ from ddpgen.spec import (
     places,
     reader,
     rules,
+    sweep,
     times,
     unwise,
     yamltree,
@@ -46,6 +47,7 @@ from tests.ddpgen import (
     test_rules,
     test_sky,
     test_slurm,
+    test_sweep,
     test_workload_arguments,
 )
 from tests.ddpgen import test_read_script as scripts
@@ -67,6 +69,7 @@ MODULES = (
     sky,
     slurm,
     source,
+    sweep,
     times,
     unwise,
     workloads,
@@ -167,6 +170,12 @@ def test_the_text_of_every_error(
             files_of_spec = {"job.yaml": test_profiles.OVERRIDDEN}
             lines = [f"  {line}" for line in test_profiles.errors(files_of_spec, place, override)]
             text += "\n".join([f"--set {override}", *lines, "", ""])
+        for wrong, *_ in test_sweep.WRONG:
+            lines = [f"  {line}" for line in test_sweep.errors(f"{test_sweep.TOY}{wrong}\n")]
+            text += "\n".join([wrong[:100], *lines, "", ""])
+        for top, tier in test_sweep.WITH_ARRAY:
+            lines = [f"  {line}" for line in test_sweep.errors(test_sweep.on_slurm(top, tier))]
+            text += "\n".join([f"{top} slurm: {tier}", *lines, "", ""])
     finally:
         sys.settrace(before)
     golden("errors.txt", text)

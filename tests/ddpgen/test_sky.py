@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from ddpgen.spec.fields import Refused, Text
+from ddpgen.spec.groups import Group
 from ddpgen.spec.job import JobSpec
 from ddpgen.text.shell import quote
 from ddpgen.tiers import plan as plans
@@ -273,7 +273,7 @@ REFUSED = [
 ]
 
 
-JOB = {field.name: field.metadata["kind"] for field in fields(SkyJob)}
+JOB = {field.name: field.metadata["kind"] for field in Group(SkyJob).fields}
 VALUES = [
     (
         Requirement(),

@@ -68,7 +68,9 @@ class At(Tier[AtJob]):
         script = renderer.render("at.sh.j2", placed)
         return [Artefact("at.sh", script, "at -f {bundle}/at.sh"), *renderer.activation(placed)]
 
-    def submit(self, job: AtJob, bundle: Path, arguments: Sequence[str]) -> Launch:
+    def submit(
+        self, job: AtJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+    ) -> Launch:
         _, said = output(["at", "-f", str(bundle / "at.sh"), *job.when.split()])
         return Launch("at", said.split()[1])
 

@@ -117,7 +117,8 @@ def _hosts_plan(following: Following) -> Plan:
     """Return the bundle's hosts.json. Raise TargetUnavailableError."""
     listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
     try:
-        return plan.read(listing.read_text("utf-8"))
+        hosts = plan.read(listing.read_text("utf-8"))
+        return hosts.at_point(following.point) if following.point else hosts
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TargetUnavailableError(f"{listing} cannot be read: {error}; render again") from None
 
@@ -128,9 +129,11 @@ def _newest_launch(following: Following) -> Path | None:
 
 
 def _run_sh(following: Following, option: str) -> list[str]:
+    """Return the command that runs the driver. Raise TargetUnavailableError."""
     script = following.bundle / DRIVER
     if not script.is_file():
         raise TargetUnavailableError(
             f"{script} is not there; render the job for hosts first, or name its bundle with -o"
         )
-    return ["bash", as_argument(str(script)), option]
+    point = [f"--point={following.point}"] if following.point else []
+    return ["bash", as_argument(str(script)), *point, option]

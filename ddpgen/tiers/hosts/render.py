@@ -140,7 +140,13 @@ def _inside_the_bundle(job: HostsJob, directory: str) -> Iterator[Conflict]:
 def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
     """Return run.sh first, then the files it needs: a script per host, the list of hosts, the driver."""
     run = renderer.render(
-        "run.sh.j2", {"name": job.name, "example": example(job), "again": restart_advice(job)}
+        "run.sh.j2",
+        {
+            "name": job.name,
+            "example": example(job),
+            "points": len(job.points),
+            "again": restart_advice(job),
+        },
     )
     artefacts = [Artefact(DRIVER, run, f"bash {{bundle}}/{DRIVER}")]
     for host in job.order:
@@ -166,6 +172,7 @@ def _listing(job: HostsJob) -> str:
         "checkpoint_dir": job.checkpoint_path,
         **({"locked": True} if job.locked else {}),
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
+        **({"points": {n: point.id for n, point in job.points.items()}} if job.points else {}),
     }
     lines = [f'  "{key}": {_json(value)},' for key, value in facts.items()]
     hosts = ",\n".join(f"    {_json(_host_row(job, host))}" for host in job.order)

@@ -6,8 +6,9 @@ Owns the words that SkyPilot accepts in each of them. tiers/sky/directives.py ha
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ddpgen.spec.fields import Choice, Flag, Text, Value, WholeNumber, setting
@@ -101,6 +102,16 @@ class SkyJob(JobSpec):
     @property
     def preempted_after(self) -> float | None:
         return self.preempted_every
+
+    def at_point(self, name: str) -> SkyJob:
+        """The job of one point of a sweep, with a name that SkyPilot takes and its own part of the bucket."""
+        checkpoint, bucket = self.checkpoint, self.bucket
+        if checkpoint.url:
+            checkpoint = super().at_point(name).checkpoint
+        if bucket is not None:
+            bucket = replace(bucket, prefix=f"{bucket.prefix or self.name}/{name}")
+        job_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.name}-{name}")
+        return replace(self, name=job_name, points={}, checkpoint=checkpoint, bucket=bucket)
 
     def persists(self, path: str) -> bool:
         """True if the path is in the bucket: a machine's disk is lost with the machine."""

@@ -21,11 +21,25 @@ from ddpgen.tiers.sky.fields import SkyJob
 _log = logging.getLogger(__name__)
 
 
-def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
-    """Launch a copy of `bundle` as a managed job.
+def submit(
+    job: SkyJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+) -> Launch:
+    """Launch a copy of `bundle` as a managed job, or as one for each of `points`.
 
-    Raises TargetUnavailableError if something is missing or SkyPilot refuses the job; FileTroubleError.
+    Raises TargetUnavailableError if something is missing or SkyPilot refuses a job; FileTroubleError.
     """
+    if not points:
+        return Launch("sky", _submit(job, bundle, arguments))
+    ids: dict[str, str] = {}
+    for point in points:
+        at_point = job.at_point(point)
+        assert isinstance(at_point, SkyJob)
+        ids[point] = _submit(at_point, bundle, (f"--point={point}", *arguments))
+    return Launch("sky", ", ".join(ids.values()), points=ids)
+
+
+def _submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> str:
+    """Launch one managed job and return its id."""
     values, missing = secret_values.read(dict(job.secrets), os.environ)
     if missing := [*missing, *_unfit(arguments)]:
         raise TargetUnavailableError("\n".join(missing))
@@ -50,7 +64,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
         )
-    return Launch("sky", number)
+    return number
 
 
 def _unfit(arguments: Sequence[str]) -> Iterator[str]:

@@ -46,10 +46,12 @@ class Sky(Tier[SkyJob]):
         environment = replace(job.environment, packages="installed")
         return replace(job, environment=environment, image=f"docker:{image}")
 
-    def submit(self, job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launch:
+    def submit(
+        self, job: SkyJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+    ) -> Launch:
         from ddpgen.tiers.sky import submit
 
-        return submit.submit(job, bundle, arguments)
+        return submit.submit(job, bundle, arguments, points)
 
     @property
     def follow(self) -> Follow:

@@ -48,10 +48,10 @@ def _choice(field: str, value: str | None, allowed: tuple[str, ...]) -> Iterator
 
 
 def _array(job: SlurmJob, limits: Limits) -> Iterator[Conflict]:
-    if job.array is None or limits.max_array_size is None:
+    if job.indices is None or limits.max_array_size is None:
         return
     most = limits.max_array_size - 1
-    index = max(map(int, re.findall(r"[0-9]+", re.sub(r"[:%][0-9]+", "", job.array))), default=0)
+    index = max(map(int, re.findall(r"[0-9]+", re.sub(r"[:%][0-9]+", "", job.indices))), default=0)
     if most < 1:
         yield Conflict(("array",), "this site has no job arrays", "leave it out")
     elif index > most:

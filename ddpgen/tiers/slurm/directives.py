@@ -60,13 +60,15 @@ def directives(job: SlurmJob) -> Iterator[str]:
         value = getattr(job, name)
         if value is not None:
             yield f"--{option}={value}"
+    if job.points:
+        yield f"--array={job.indices}"
     if job.exclusive:
         yield "--exclusive"
     if job.mail_to:
         yield f"--mail-user={','.join(job.mail_to)}"
         yield f"--mail-type={','.join(job.mail_on)}"
     # Every start appends to it. The path is relative to the directory of the submission, because that exists.
-    yield f"--output=%x-{'%A_%a' if job.array else '%j'}.log"
+    yield f"--output=%x-{'%A_%a' if job.indices else '%j'}.log"
     yield "--open-mode=append"
     yield "--requeue"
     # B: sends the signal to the batch script alone. It would kill a training process that does not expect it.

@@ -91,6 +91,7 @@ class SlurmJob(JobSpec):
     licenses: str | None = setting(Directive(), None)
     dependency: str | None = setting(Dependency(), None)
     array: str | None = setting(ArrayIndices(), None)
+    array_parallelism: int | None = setting(WholeNumber(1), None)
     exclusive: bool = setting(Flag(), False)
     mail_to: tuple[str, ...] = setting(Texts(Text(rf"{_MAIL}(,{_MAIL})*", "an address")), ())
     mail_on: tuple[str, ...] = setting(
@@ -125,13 +126,25 @@ class SlurmJob(JobSpec):
     limits: Limits | None = setting(LimitsGroup(), None)
 
     @property
+    def indices(self) -> str | None:
+        """The indices of the job's array, as sbatch takes them: `array`, or one for each point of a sweep."""
+        if not self.points:
+            return self.array
+        return f"0-{len(self.points) - 1}{self.at_once}"
+
+    @property
+    def at_once(self) -> str:
+        """The end of an array's indices that limits how many tasks run at once; "" without a limit."""
+        return f"%{self.array_parallelism}" if self.array_parallelism else ""
+
+    @property
     def single(self) -> SlurmJob:
-        return replace(self, array=None)
+        return replace(self, array=None, points={})
 
 
 # Options of sbatch → the fields whose values they take unchanged.
 DIRECTIVES: Mapping[str, str] = {
     field.name.replace("_", "-"): field.name
     for field in fields(SlurmJob)
-    if isinstance(field.metadata["kind"], Directive)
+    if isinstance(field.metadata.get("kind"), Directive)
 }

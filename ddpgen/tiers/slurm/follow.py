@@ -38,11 +38,15 @@ INTERVAL_S = 10  # a look costs questions to slurmctld
 
 
 class JobAccess(NamedTuple):
-    """A job of the spec, the machine with the programs of its Slurm, and the last launch there."""
+    """A job of the spec, the machine with the programs of its Slurm, and the last launch there.
+
+    `task`: the index of a sweep's point, whose job is one task of an array; else "".
+    """
 
     job: SlurmJob
     machine: Machine
     launched: Launch | None
+    task: str = ""
 
     @property
     def cluster(self) -> str:
@@ -194,7 +198,8 @@ def _access(following: Following) -> Iterator[JobAccess]:
     if launched is not None and launched.login != (job.login or ""):
         launched = None  # the spec names another cluster by now
     with control_machine(job, following.bundle_parent) as machine:
-        yield JobAccess(job, machine, launched)
+        task = str(following.point_index) if following.point else ""
+        yield JobAccess(job, machine, launched, task)
 
 
 def _query(access: JobAccess) -> tuple[JobState, list[QueuedJob]]:
@@ -204,6 +209,7 @@ def _query(access: JobAccess) -> tuple[JobState, list[QueuedJob]]:
     ids = list(dict.fromkeys(filter(None, ids)))
     if not ids:
         ids = slurm_jobs.numbers(_answer(access.machine, slurm_jobs.by_name(access.job.name)))
+        ids = [f"{number}_{access.task}" if access.task else number for number in ids]
     return job_state, [job for number in ids for job in _find(access, number)]
 
 
@@ -219,6 +225,8 @@ def _find(access: JobAccess, number: str) -> list[QueuedJob]:
     found_jobs = slurm_jobs.from_scontrol(
         _answer(access.machine, slurm_jobs.show_job(number, access.cluster))
     )
+    if "_" in number:  # a task that waits shares the record of the others
+        found_jobs = [job._replace(id=number) for job in found_jobs]
     if found_jobs:
         return found_jobs
     try:

@@ -42,6 +42,8 @@ def _options(job: SlurmJob) -> Iterator[Word]:
     yield from non_default(("restarts", job.restarts, JobSpec.restarts))
     if job.array is not None:
         yield "--array"
+    if job.points:
+        yield JoinedWord(("--point=", Var("point")))
     if job.setup:
         yield "--setup=slurm.setup.sh"
     if job.python.interpreter != "python3":

@@ -46,6 +46,10 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
 
 
 def _directives(job: SlurmJob) -> Iterator[Conflict]:
+    if job.points and job.array is not None:
+        problem = "a sweep is an array of its own, with one task for each point"
+        remedy = "leave array out; array_parallelism limits how many tasks run at once"
+        yield Conflict(("array",), problem, remedy)
     for i, option in enumerate(job.extra):
         name = option[2:].partition("=")[0]
         if name in directives.WRITTEN_OPTIONS:
@@ -97,6 +101,8 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
     for name in ("step_time", "write_time"):
         if job.warning is not None and getattr(job, name) is not None:
             yield unwise.no_effect(name, "where warning is given")
+    if job.array_parallelism and not job.points:
+        yield unwise.no_effect("array_parallelism", "without a sweep")
     if not job.mail_to and job.mail_on != SlurmJob.mail_on:
         yield unwise.no_effect("mail_on", "without mail_to")
     if not job.gpus_per_node and job.gpu_request != SlurmJob.gpu_request:
@@ -168,9 +174,11 @@ def _values(job: SlurmJob, plan: Plan) -> dict[str, Any]:
     nodes = f"{minimum} to {maximum}" if minimum < maximum else f"{maximum}"
     directory = pieces(plan.checkpoint_dir)
     task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
+    if job.points:
+        task = ("/", Var("point"))
     # Every start after the first one runs this copy of the bundle (train/launch/slurm/directory.py).
     saved = JoinedWord((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
-    first = re.match("[0-9]+", job.array or "")
+    first = re.match("[0-9]+", job.indices or "")
     return {
         "directives": directives.directives(job),
         "counted": f"{nodes} node(s), {job.procs_per_node} process(es) on each",
@@ -179,7 +187,8 @@ def _values(job: SlurmJob, plan: Plan) -> dict[str, Any]:
         "requeues": job.requeues,
         "restarts": job.restarts,
         "elastic": job.nodes.elastic,
-        "array": job.array,
+        "array": job.indices,
+        "point_names": [[*job.points]],
         "relative": Var("beside") in directory,
         "saved": saved,
         "batch_python": "python3" if job.environment.container else plan.interpreter,

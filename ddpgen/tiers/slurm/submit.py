@@ -27,8 +27,10 @@ _LOGS = "logs"
 _SUBMIT_S = 180.0
 
 
-def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
-    """Submit a copy of `bundle`.
+def submit(
+    job: SlurmJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+) -> Launch:
+    """Submit a copy of `bundle`. `points`: the points of a sweep whose tasks are submitted.
 
     Raises TargetUnavailableError if sbatch cannot be reached or refuses the job; FileTroubleError.
     """
@@ -41,7 +43,9 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         if files := {secret.name: secret.file for secret in job.secrets if secret.file}:
             machine.facts(scripts.check_secret_files(files), "check the files of secrets")
         directory = _copy_to_machine(machine, copy)
-        words = [*_options(machine, job), _SCRIPT, *arguments]
+        tasks = {name: i for i, name in enumerate(job.points) if name in points}
+        array = [f"--array={','.join(map(str, tasks.values()))}{job.at_once}"] if tasks else []
+        words = [*_options(machine, job), *array, _SCRIPT, *arguments]
         code, output = _sbatch(machine, ["sbatch", "--test-only", *words], directory)
         if code != 0:
             raise _refused(output, "sbatch refuses the job; nothing was submitted")
@@ -59,8 +63,10 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
         if messages := [line for line in output.splitlines() if not jobs.submitted(line)]:
             _log.info("\n".join(messages))
         number, cluster = submitted
-        name = f"{job.name}-{number}_*.log" if job.array else f"{job.name}-{number}.log"
-    return Launch("slurm", number, cluster, f"{machine.base}/{_LOGS}/{name}", machine.name)
+        name = f"{job.name}-{number}_*.log" if job.indices else f"{job.name}-{number}.log"
+    ids = {name: f"{number}_{i}" for name, i in tasks.items()}
+    log = f"{machine.base}/{_LOGS}/{name}"
+    return Launch("slurm", number, cluster, log, machine.name, points=ids)
 
 
 def _copy_to_machine(machine: Machine, copy: Path) -> str:
@@ -81,7 +87,7 @@ def _copy_to_machine(machine: Machine, copy: Path) -> str:
 
 def _options(machine: Machine, job: SlurmJob) -> list[str]:
     # Relative to the copy, so that sbatch takes no % or backslash of a directory's name for a pattern.
-    pattern = "%x-%A_%a.log" if job.array else "%x-%j.log"
+    pattern = "%x-%A_%a.log" if job.indices else "%x-%j.log"
     warning = _measured_warning(machine, job)
     signal = [] if warning is None else [f"--signal=B:USR1@{warning}"]
     return [f"--output=../../{_LOGS}/{pattern}", *signal]
@@ -92,7 +98,7 @@ def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:
 
     None if the spec sets them, if no times are on record, or if they are more than half of the limit.
     """
-    if job.array or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
+    if job.indices or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
         return None
     directory = machine.checkpoints(job)
     job_state = state.read(machine.facts(scripts.checkpoint_facts(directory), f"read {directory}"))

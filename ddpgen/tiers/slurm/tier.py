@@ -39,10 +39,12 @@ class Slurm(Tier[SlurmJob]):
         environment = replace(job.environment, packages="installed", container=container)
         return replace(job, environment=environment)
 
-    def submit(self, job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launch:
+    def submit(
+        self, job: SlurmJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+    ) -> Launch:
         from ddpgen.tiers.slurm import submit
 
-        return submit.submit(job, bundle, arguments)
+        return submit.submit(job, bundle, arguments, points)
 
     @property
     def follow(self) -> Follow:

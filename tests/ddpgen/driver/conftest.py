@@ -83,6 +83,7 @@ class Stage:
             "name": "pair",
             "hosts": self.plan["hosts"],
             "again": "the same command goes on",
+            "points": 0,
         }
         (self.bundle / "hosts" / "run.sh").write_text(Renderer().render("run.sh.j2", values))
 
