@@ -97,7 +97,9 @@ def launch(
 
     read = loaded(spec, target, chosen)
     launched = read.launch(target, arguments, run=become, **options)
-    click.echo(launched.job)
-    for following in ("status", "logs --follow", "stop"):
+    if launched.job:
+        click.echo(launched.job)
+    one_point = " --only FIELD=VALUE" if read.job(target).points else ""
+    for following in ("status", f"logs --follow{one_point}", "stop"):
         # The bundle, because the spec may be another job without this command's options and environment.
         _log.info(f"next: ddpgen {following} {named(launched.bundle.directory)}")

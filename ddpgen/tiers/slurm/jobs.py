@@ -93,12 +93,15 @@ def show_accounting(number: str, cluster: str) -> list[str]:
 def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
     """Take jobs that have not begun out of the queue, and leave running ones alone.
 
-    The waiting tasks of an array have the id `59_0-7%2`; scancel takes the array's number for them.
+    The waiting tasks of an array have the id `59_0-7%2`; scancel takes the array's number for them. A single task has
+    the id `59_3`; there --state=PENDING would cancel all that wait (Slurm 22.05). If the task begins at that moment,
+    scancel stops it cleanly.
     """
     job_ids = dict.fromkeys(
         n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids
     )
-    return ["scancel", *_cluster_option(cluster), "--state=PENDING", *job_ids]
+    state = [] if all("_" in job_id for job_id in job_ids) else ["--state=PENDING"]
+    return ["scancel", *_cluster_option(cluster), *state, *job_ids]
 
 
 def numbers(answer: str) -> list[str]:
@@ -149,8 +152,8 @@ def _job(record: str) -> QueuedJob:
 
 
 def unknown(answer: str) -> bool:
-    """True if the answer says that Slurm does not know the job (any more)."""
-    return "Invalid job id" in answer
+    """True if the answer says that Slurm does not know the job, or the task of an array, any more."""
+    return "Invalid job id" in answer or re.search(r"Job \S+ not found", answer) is not None
 
 
 def submitted(answer: str) -> tuple[str, str] | None:
