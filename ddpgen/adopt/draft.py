@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ddpgen.adopt.expansion import plain
 from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import secrets
 from ddpgen.spec.job import INTERFACE
@@ -130,7 +131,8 @@ class Draft:
             yield self.hide(f"{location}: {kind}: {text}")
 
     def hide(self, text: str) -> str:
-        """Return `text` with *** for each secret, and for each word that looks like one."""
+        """Return `text` as plain text, with *** for each secret, and for each word that looks like one."""
+        text = plain(text)
         for value in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(value, "***")
         return secrets.TOKEN_FORMS.sub("***", text)

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 from ddpgen.adopt import sky
-from ddpgen.adopt.bash import UnreadableError
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.sbatch import Batch
 from ddpgen.adopt.script import HandStarted, Script
-from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
+from ddpgen.errors import SpecInvalidError, SpecUnreadableError
 from ddpgen.spec import yamltree
 from ddpgen.spec.yamltree import NotYamlError, Scalar
 
@@ -37,11 +36,6 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
         raise SpecUnreadableError(f"{file}: is no text; give a launch script") from None
     try:
         script = _task(raw, file) if file.suffix in (".yaml", ".yml") else _script(text, file)
-    except UnreadableError as error:
-        problem = "a quote or bracket that opens here does not end"
-        raise SpecInvalidError(
-            str(file), [Finding(Position(error.line), "", problem, "correct the script")]
-        ) from None
     except NotYamlError as error:
         raise SpecInvalidError(str(file), error.findings) from None
     draft = script.draft

@@ -1,56 +1,210 @@
-"""The command that trains: its launcher and the launcher's options. Sources: the options of torchrun and accelerate."""
+"""The command that trains: the words in front of it, its launcher, and the launcher's options. Pure.
+
+Sources: the options of srun, pyxis, apptainer, uv, torchrun and accelerate.
+"""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-from ddpgen.adopt.bash import Command, option
 
 _LAUNCHERS = {
     ("torchrun",): "torchrun",
     ("python", "-m", "torch.distributed.run"): "torchrun",
     ("python", "-m", "torch.distributed.launch"): "torchrun",
     ("accelerate", "launch"): "accelerate",
+    ("python", "-m", "accelerate.commands.launch"): "accelerate",
     ("python",): "python",
 }
 _LAUNCHER_FLAGS = frozenset([
     "standalone", "module", "m", "no-python", "run-path", "use-env", "multi-gpu", "cpu", "same-network",
     "use-deepspeed", "use-fsdp",
 ])  # fmt: skip
+_PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "numactl", "setsid")
+_PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": ("-N", "-C", "-m")}
+_SRUN_SHORT = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "K": "kill-on-bad-exit", "W": "wait",
+    "l": "label", "u": "unbuffered", "o": "output", "e": "error", "m": "distribution", "G": "gpus", "J": "job-name",
+    "t": "time", "p": "partition", "A": "account", "Q": "quiet", "v": "verbose", "s": "oversubscribe", "O": "overcommit",
+}  # fmt: skip
+_SRUN_FLAGS = frozenset([
+    "label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "pty", "quiet", "verbose", "exact", "oversubscribe",
+    "overcommit", "no-kill", "contiguous", "spread-job", "use-min-nodes", "multi-prog", "disable-status",
+    "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
+    "container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint",
+])  # fmt: skip
+# The spec's own srun has them, or they say how the script's output is written.
+_SRUN_NEEDLESS = frozenset([
+    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "nodelist",
+    "kill-on-bad-exit", "wait", "label", "unbuffered", "output", "error", "job-name", "jobid", "quiet", "verbose",
+    "exclusive", "overlap", "exact", "mpi", "partition", "account", "time", "mem", "export", "container-workdir",
+])  # fmt: skip
+_BINDING = re.compile(r"(cpu|gpu|mem|accel)-bind|distribution|hint|cpus-per-gpu|.*-per-core")
+_CONTAINER_FLAGS = frozenset([
+    "nv", "rocm", "cleanenv", "e", "contain", "c", "containall", "C", "no-home", "writable-tmpfs", "writable", "w",
+    "fakeroot", "f", "unsquash", "ipc", "pid", "userns", "u", "nvccli", "compat", "no-eval", "no-privs", "keep-privs",
+])  # fmt: skip
+_UV_FLAGS = frozenset([
+    "no-sync", "frozen", "locked", "isolated", "active", "all-extras", "no-dev", "dev", "quiet", "q", "offline", "exact",
+    "no-project", "no-config", "all-groups", "no-cache", "verbose", "v", "no-capture-output", "live-stream", "e",
+])  # fmt: skip
+_ENVIRONMENT_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "rye", "conda", "mamba", "micromamba")  # fmt: skip
+
+
+class Prefix(NamedTuple):
+    """The words in front of a launcher.
+
+    `srun`: True if srun is among them. `words`: all words of the command, as the script's own shell fills them in.
+    `env`: the variables that are set for the command alone. `lost`: the parts that a spec does not have, with the
+    remedies. `container`: the fields of the container.
+    """
+
+    srun: bool = False
+    words: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    container: Mapping[str, str | list[str]] = {}
 
 
 class Launch(NamedTuple):
     """The command that trains.
 
-    `kind`: its launcher. `options`: the launcher's. `rest`: the training script with its arguments. `srun`: True if
-    srun starts it. `env`: the variables that are set for it alone. `directory`: the one it starts in, relative to the
-    launch script's.
+    `kind`: its launcher. `program`: the word that names it. `options`: the launcher's. `rest`: the training script with
+    its arguments. `line` and `text`: of the command. `directory`: the one it starts in, relative to the launch script's.
     """
 
     kind: str
-    command: Command
+    program: str
     options: Mapping[str, str]
     rest: Sequence[str]
-    srun: bool
-    env: Sequence[str]
+    prefix: Prefix = Prefix()
+    line: int = 0
+    text: str = ""
     directory: str = ""
 
 
-def launched(words: list[str], command: Command) -> Launch | None:
+def option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -> tuple[str, str]:
+    """Remove an option from the front of `words`, and return its name and value.
+
+    Its forms are --name=value, --name value, -n2 and -n 2. Options in `flags` take no value.
+    """
+    word = words.pop(0)
+    name, equals, value = word.lstrip("-").partition("=")
+    if not word.startswith("--") and len(word) > 2 and short:
+        name, value, equals = word[1], word[2:].removeprefix("="), "="
+    name = short.get(name, name)
+    if (
+        not equals
+        and name.replace("_", "-") not in flags
+        and words
+        and not words[0].startswith("-")
+    ):
+        value = words.pop(0)
+    return name, value
+
+
+def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
+    """Return the words in front of a launcher, and the others. `outer`: those in front of the shell that runs them."""
+    rest = list(words)
+    prefix = outer._replace(words=outer.words or tuple(words))
+    while rest:
+        name = posixpath.basename(rest[0])
+        if assigned := re.fullmatch(r"(\w+)=(.*)", rest[0], re.DOTALL):
+            prefix = prefix._replace(env=(*prefix.env, (assigned[1], assigned[2])))
+            del rest[0]
+        elif name in _PREFIXES:
+            del rest[0]
+            while rest and rest[0].startswith("-"):
+                del rest[: 1 + (rest[0] in _PREFIX_VALUES.get(name, ()))]
+        elif name == "srun":
+            del rest[0]
+            prefix = _srun(prefix, rest)
+        elif name in ("singularity", "apptainer") and rest[1:2] in (["exec"], ["run"]):
+            del rest[:2]
+            prefix = _apptainer(prefix, rest)
+        elif name in _ENVIRONMENT_RUNNERS and rest[1:2] == ["run"]:
+            prefix = _environment(prefix, rest)
+        else:
+            break
+    return prefix, rest
+
+
+def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
+    lost, container = [*prefix.lost], dict(prefix.container)
+    options: list[str] = []
+    while rest and rest[0].startswith("-"):
+        name, value = option(rest, _SRUN_SHORT, _SRUN_FLAGS)
+        text = f"--{name}={value}" if value else f"--{name}"
+        if name == "container-image":
+            container |= {"image": value, "runtime": "pyxis"}
+        elif name == "container-mounts":
+            container["mounts"] = value.split(",")
+        elif name.startswith(("container-", "no-container-")) and name != "container-workdir":
+            options.append(text)
+        elif _BINDING.fullmatch(name):
+            remedy = "one task of the spec's srun has all CPUs and GPUs of its node"
+            lost.append((f"srun {text}", remedy))
+        elif name == "export" and value not in ("ALL", "NONE"):
+            lost.append((f"srun {text}", "write the variables in env"))
+        elif name not in _SRUN_NEEDLESS:
+            lost.append((f"srun {text}", ""))
+    if options:
+        container["options"] = options
+    return prefix._replace(srun=True, lost=tuple(lost), container=container)
+
+
+def _apptainer(prefix: Prefix, rest: list[str]) -> Prefix:
+    container: dict[str, str | list[str]] = {"runtime": "apptainer"}
+    mounts: list[str] = []
+    options: list[str] = []
+    while rest and rest[0].startswith("-"):
+        name, value = option(rest, {}, _CONTAINER_FLAGS)
+        if name in ("B", "bind"):
+            mounts += value.split(",")
+        elif name not in ("nv", "pwd", "workdir", "W"):  # the spec's job has --nv and --pwd
+            dashes = "-" if len(name) == 1 else "--"
+            options.append(f"{dashes}{name}={value}" if value else f"{dashes}{name}")
+    container |= {name: each for name, each in (("mounts", mounts), ("options", options)) if each}
+    container["image"] = rest.pop(0) if rest else ""
+    return prefix._replace(container=container)
+
+
+def _environment(prefix: Prefix, rest: list[str]) -> Prefix:
+    runner = posixpath.basename(rest[0])
+    words = [*rest]
+    del rest[:2]
+    while rest and rest[0].startswith("-") and rest[0] not in ("--", "-m"):
+        option(rest, {}, _UV_FLAGS)
+    command = " ".join([runner, *words[1 : len(words) - len(rest)]])
+    if rest[:1] == ["--"]:
+        del rest[0]
+    if rest and (rest[0] == "-m" or rest[0].endswith(".py")):  # uv runs Python
+        rest.insert(0, "python")
+    remedy = "activate its environment: python.activate, or targets.slurm.environment"
+    return prefix._replace(lost=(*prefix.lost, (command, remedy)))
+
+
+def launched(words: Sequence[str]) -> Launch | None:
     """Return the training that `words` start by a launcher or by Python; None if they start none."""
-    words[:1] = [re.sub(r"^(\S*/)?python[0-9.]*$", "python", word) for word in words[:1]]
-    if words[:2] == ["python", "-u"]:
+    program, *words = words
+    words.insert(0, re.sub(r"^python[0-9.]+$", "python", posixpath.basename(program)))
+    while words[0] == "python" and re.fullmatch(r"-[bBdEIOqsSuv]+", "".join(words[1:2])):
         del words[1]
+    if words[0] == "python" and re.search(r"which \"?torchrun|/torchrun$", "".join(words[1:2])):
+        words[:2] = ["torchrun"]
     starts = (start for start in _LAUNCHERS if tuple(words[: len(start)]) == start)
     start = max(starts, key=len, default=())
     kind, rest = _LAUNCHERS.get(start, ""), words[len(start) :]
     options: dict[str, str] = {}
     while rest and rest[0].startswith("-") and "m" not in options:
         name, value = option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)
+        if not name:  # it was `--`, which ends the options
+            rest.insert(0, value)
+            break
         options[name.replace("_", "-")] = value
     script = rest[0] if rest else ""
     if not kind or (kind == "python" and [*options] != ["m"] and not script.endswith(".py")):
         return None
-    return Launch(kind, command, options, rest, False, ())
+    return Launch(kind, program, options, rest)

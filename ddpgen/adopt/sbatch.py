@@ -7,23 +7,37 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddpgen.adopt.bash import option
 from ddpgen.adopt.draft import Draft
-from ddpgen.adopt.launcher import Launch
-from ddpgen.adopt.script import INDEX, Script
+from ddpgen.adopt.expansion import INDEX, unknown
+from ddpgen.adopt.launcher import Launch, option
+from ddpgen.adopt.script import Script
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
 _SHORT_OPTIONS = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
     "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
-    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
+    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir", "O": "overcommit", "s": "oversubscribe",
+    "L": "licenses", "M": "clusters", "m": "distribution", "k": "no-kill", "H": "hold",
 }  # fmt: skip
-_FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
+_FLAGS = frozenset([
+    "exclusive", "requeue", "no-requeue", "parsable", "overcommit", "oversubscribe", "no-kill", "hold", "contiguous",
+    "spread-job", "use-min-nodes", "get-user-env", "reboot",
+])  # fmt: skip
 _SIZE_OPTIONS = frozenset([
-    "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
+    "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "cpus-per-gpu",
+    "job-name", "chdir",
 ])  # fmt: skip
 _NEEDLESS_OPTIONS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
-_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
+# Options about a number of tasks that the spec's job does not have, and those that no script needs.
+_OTHER_TASKS = re.compile(
+    r"ntasks-per-.*|.*-per-(socket|core)|distribution|.*-bind|overcommit|input|wrap|test-only"
+)
+_GPUS = re.compile(
+    r"gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?::(?P<number>\d+))?|(?:([A-Za-z][\w.-]*):)?(\d+)"
+)
+_FILLED_RANK = re.compile(
+    r"(node|machine).rank[= ][\"']?" + unknown(r"\$\{?SLURM_(NODEID|PROCID)\}?")
+)
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -111,15 +125,18 @@ class Directives:
                 if value:
                     self.draft.report_lost(line, f"--{name}={value}", "write gpus_per_node")
                 continue
-            self.gpus = int(match[2]) // (self.nodes if name == "gpus" else 1)
+            gpu_type, number = match["type"] or match[3], match["number"] or match[4] or 1
+            self.gpus = int(number) // (self.nodes if name == "gpus" else 1)
             self.gpus *= self.tasks if name == "gpus-per-task" else 1
             self.draft.put("gpus_per_node", self.gpus, line)
-            if match[1] and match[1] != "gpu":
-                self.draft.put("targets.slurm.gpu_type", match[1], line)
+            if gpu_type:
+                self.draft.put("targets.slurm.gpu_type", gpu_type, line)
             if name == "gres":
                 self.draft.put("targets.slurm.gpu_request", "gres", line)
+        cpus = self.values.get("cpus-per-task", ("", 0))[0]
         variables = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
-                "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus}  # fmt: skip
+                "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus,
+                "CPUS_PER_TASK": cpus}  # fmt: skip
         self.variables = {f"SLURM_{name}": str(value) for name, value in variables.items() if value}
         if "job-name" in self.values:
             self.draft.put("name", *self.values["job-name"])
@@ -138,16 +155,15 @@ class Directives:
                     draft.put(f"targets.slurm.{field}", changed, line)
             elif name in _NEEDLESS_OPTIONS:
                 draft.report_needless(line, option_text)
+            elif _OTHER_TASKS.fullmatch(name) and name not in _SIZE_OPTIONS:
+                draft.report_lost(line, option_text, "the spec's job has one task on a node")
             elif name not in _SIZE_OPTIONS:
-                draft.report_lost(
-                    line,
-                    option_text,
-                    "look for it in docs/spec.md; targets.slurm.extra takes any option",
-                )
-        cpus, line = self.values.get("cpus-per-task", ("", 0))
-        if cpus.isdigit():
-            cpus_per_process = max(1, int(cpus) * self.tasks // procs)
-            draft.put("targets.slurm.cpus_per_proc", cpus_per_process, line)
+                draft.add("targets.slurm.extra", option_text, line)
+        for name, count in (("cpus-per-gpu", self.gpus), ("cpus-per-task", self.tasks)):
+            cpus, line = self.values.get(name, ("", 0))
+            if cpus.isdigit() and count:
+                cpus_per_process = max(1, int(cpus) * count // procs)
+                draft.put("targets.slurm.cpus_per_proc", cpus_per_process, line)
         self._traps(procs)
 
     def _traps(self, procs: int) -> None:
@@ -171,7 +187,7 @@ class Directives:
                 f"--output={output} has no %j: each job writes over the log before",
                 "the spec's has",
             )
-        if "cpus-per-task" not in values and procs > self.tasks:
+        if not {"cpus-per-task", "cpus-per-gpu"} & values.keys() and procs > self.tasks:
             problem = f"no --cpus-per-task: {procs} processes may share one CPU"
             draft.report_trap(0, problem, "set targets.slurm.cpus_per_proc")
 
@@ -190,25 +206,42 @@ class Batch(Script):
         directives.read(text)
         self.copied = bool(directives.values)
         self.nodes, self.gpus, self.tasks = directives.nodes, directives.gpus, directives.tasks
-        self._variables |= directives.variables
+        self.shell.variables |= directives.variables
+        directory, line = directives.values.get("chdir", ("", 0))
+        if directory:
+            self.change_directory(directory, line, f"--chdir={directory}")
+
+    def _activate(self, launch: Launch) -> None:
+        """See Script. `python.activate` runs in the container if there is one, and modules are loaded outside of it."""
+        if not launch.prefix.container:
+            super()._activate(launch)
+            return
+        for words, text, line, inside in self.activations:
+            if inside:
+                self.draft.add("python.activate", text, line)
+            elif words[:2] == ["module", "load"]:
+                for module in words[2:]:
+                    self.draft.add("targets.slurm.environment.modules", module, line)
+            else:
+                self.draft.report_lost(line, text, "the container has an environment of its own")
 
     def _read_launch(self, procs: int, launch: Launch) -> None:
         self._sbatch.fields(procs)
-        draft, line, tasks = self.draft, launch.command.line, self.tasks
+        draft, line, tasks, prefix = self.draft, launch.line, self.tasks, launch.prefix
+        for name, value in prefix.container.items():
+            draft.put(f"targets.slurm.environment.container.{name}", value, line)
+        if not self.gpus:
+            remedy = f"if so, write gpus_per_node: {procs}"
+            draft.report_lost(line, "whether it trains on GPUs, which no option asks for", remedy)
         if launch.kind == "python":
             return
-        if launch.srun and tasks > 1:
+        if prefix.srun and tasks > 1:
             problem = f"{tasks} tasks on a node, and each starts {procs} processes"
             draft.report_trap(line, problem, "the spec has one task on a node")
-        if not launch.srun and self.nodes > 1:
+        if not prefix.srun and self.nodes > 1:
             problem = f"no srun before it: of {self.nodes} nodes only the first starts it"
             draft.report_trap(line, problem, "the spec starts it on each")
-        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
-        if (
-            launch.srun
-            and re.search(rank, launch.command.text)
-            and "sh -c" not in launch.command.text
-        ):
+        if prefix.srun and _FILLED_RANK.search(" ".join(prefix.words)):
             problem = "the node's rank is filled in once, on the first node, and is 0 on all"
             draft.report_trap(line, problem, "the spec's launch numbers the nodes")
 

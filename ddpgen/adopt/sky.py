@@ -8,6 +8,8 @@ from ddpgen.adopt.draft import Draft
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
 
 _BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius)://")
+# Stores by the names of SkyPilot, and by the clouds whose own they are → the beginnings of URLs.
+_STORES = {"gcs": "gs", "ibm": "cos", "aws": "s3", "gcp": "gs", "oci": "oci", "nebius": "nebius"}
 _SAME_FIELDS = {
     "instance_type": "instance_type", "cpus": "cpus", "memory": "memory", "disk_tier": "disk_tier",
     "network_tier": "network_tier", "image_id": "image",
@@ -44,8 +46,9 @@ def fields(root: Table, draft: Draft) -> dict[str, str]:
     for text in filter(str.strip, _text(entries.get("setup")).splitlines()):
         draft.add("targets.sky.setup", text, line["setup"])
     mounts = entries.get("file_mounts")
+    cloud = (draft.get("targets.sky.infra") or [""])[0].partition("/")[0]
     for path, node in mounts.entries.items() if isinstance(mounts, Table) else ():
-        _mount(path, node, draft)
+        _mount(path, node, draft, _STORES.get(cloud, ""))
     if draft.get("targets.sky.bucket.url") is None:
         problem = "no bucket is mounted for checkpoints, which are lost with the machine"
         draft.report_trap(line.get("resources", 0), problem, "write targets.sky.bucket: s3://NAME")
@@ -64,8 +67,12 @@ def _variables(root: Table, draft: Draft) -> dict[str, str]:
             if group == "secrets":
                 draft.secret(name, node.position.line)
                 continue
+            if _is_null(node) and not draft.is_secret(name, value):
+                problem = f"the variable {name}, whose value sky takes from --env"
+                draft.report_lost(node.position.line, problem, f"write env: {{{name}: VALUE}}")
+                continue
             draft.variable(name, value, node.position.line)
-            if value and not draft.is_secret(name, value):
+            if not draft.is_secret(name, value):
                 variables[name] = value
     return variables
 
@@ -106,18 +113,25 @@ def _accelerators(node: Node, line: int, draft: Draft) -> int:
     return int(count) if count.isdigit() else 0
 
 
-def _mount(path: str, node: Node, draft: Draft) -> None:
-    """The first bucket that is mounted to write to becomes the job's."""
+def _mount(path: str, node: Node, draft: Draft, default_store: str) -> None:
+    """The first bucket that is mounted to write to becomes the job's. `default_store`: of the task's cloud."""
     line = node.position.line
     options = (
         {name: _text(item) for name, item in node.entries.items()}
         if isinstance(node, Table)
         else {}
     )
-    source = options.get("source") or (
-        f"{options.get('store', 's3')}://{options['name']}" if "name" in options else ""
-    )
+    source = options.get("source", "")
+    if "name" in options and not source:
+        store = options.get("store", "").lower()
+        source = f"{_STORES.get(store, store) or default_store}://{options['name']}"
     mode = options.get("mode", "MOUNT").upper()
+    if "name" in options and mode != "COPY" and not _BUCKET.match(source):
+        remedy = "write targets.sky.bucket with its URL, such as s3://NAME or gs://NAME"
+        draft.report_lost(
+            line, f"file_mounts {path}, whose kind of bucket the task leaves open", remedy
+        )
+        return
     if mode == "COPY" or not _BUCKET.match(source) or draft.get("targets.sky.bucket.url"):
         draft.report_lost(
             line,
@@ -138,4 +152,8 @@ def _mount(path: str, node: Node, draft: Draft) -> None:
 
 
 def _text(node: Node | None) -> str:
-    return node.text if isinstance(node, Scalar) and node.tag != "null" else ""
+    return node.text if isinstance(node, Scalar) and not _is_null(node) else ""
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.tag == "null"

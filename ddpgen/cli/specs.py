@@ -113,6 +113,7 @@ def adopt(script: Path, output: Path | None) -> None:
     """Turn a launch script that you have into a spec. It may be for sbatch, a SkyPilot YAML, or bash with torchrun.
 
     What the spec does not say, and the traps found in the script, are listed by line. Nothing is run.
+    Needs tree-sitter (pip install 'ddpgen[adopt]').
 
     \b
     Example:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddpgen.tiers.registry import read
-from tests.ddpgen.conftest import Run
+from tests.ddpgen.conftest import ROOT, Run
 
 HEADER = (
     "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH --requeue\n#SBATCH --signal=B:USR1@120\n"
@@ -114,7 +117,7 @@ torchrun --nproc-per-node=gpu ../train.py --seed=$SLURM_ARRAY_TASK_ID >log 2>&1
 IDIOMS = {
     "pytorch.sbatch": (PYTORCH, "slurm", (4, 1, 1), ["50", "10"], ["port 29500 is fixed", "no --signal"]),
     "huggingface.slurm": (
-        HUGGINGFACE, "slurm", (1, 4, 4), ["--mixed_precision", "fp16"], ["not carried over: --chdir=."],
+        HUGGINGFACE, "slurm", (1, 4, 4), ["--mixed_precision", "fp16"], ["no longer needed: --chdir=."],
     ),
     "lightning.sh": (
         PL, "slurm", (4, 8, 8), ["--accelerator", "gpu", "--devices", "8"], ["source activate $1; "],
@@ -280,7 +283,24 @@ def test_a_number_that_the_launcher_counts_is_told_of(
     [
         ("echo hello\n", "old.sh:1:1: no line "),
         ("torchrun a.py\ntorchrun b.py\n", "old.sh:1:1: lines 1, 2 "),
-        ("echo 'a\ntorchrun b.py\n", "old.sh:1:1: a quote or bracket"),
+        ("echo 'a\ntorchrun b.py\n", "old.sh:1:1: from 'a on, "),
+        (
+            "x=1\nsrun ./inner.sh\n",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at ./inner.sh;",
+        ),
+        (
+            '\nCMD=$(get)\nsrun bash -c "$CMD train.py"\n',
+            "old.sh:3:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at $(get);",
+        ),
+        (
+            "for i in 1 2; do\n  torchrun a.py\ndone\n",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: torchrun stands in a condition, a loop",
+        ),
+        (
+            "\ndeepspeed --num_gpus=8 train.py\n",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at deepspeed;",
+        ),
+        ("S=$(pick)\ntorchrun $S\n", "old.sh:2:1: the script's name is not known: $(pick);"),
     ],
 )
 def test_what_cannot_be_adopted(text: str, expected: str, run: Run, tmp_path: Path) -> None:
@@ -470,6 +490,8 @@ def test_in_a_batch_script_the_own_directory_is_slurms(run: Run, tmp_path: Path)
     [
         ("cd a\ncd b\ntorchrun train.py", "a/b"),
         ("cd b\ntorchrun train.py\ncd ..", "b"),
+        ("R=$PWD\ncd a\ntorchrun $R/b/train.py\ncd $R", "."),
+        ("(cd a; make)\ncd b; torchrun train.py", "b"),
         ("cd b\ncd ../a/b\ntorchrun train.py", "a/b"),
         ("cd a\ntorchrun -m pkg.main", "a"),
         ("cd a\npython -m torch.distributed.run -m pkg", "a"),
@@ -492,6 +514,169 @@ def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
     task = "workdir: sub\nfile_mounts:\n  /ckpt: {source: 's3://my-bkt', mode: MOUNT}\nrun: torchrun -m pkg.main\n"
     out, _ = spec_of(run, tmp_path, task, "a.yaml")
     assert read(out.encode(), "a")["sky"].job.code == ("sub",)
+
+
+# Ways to start train.py with 50 and --lr 1e-3, by which scripts were refused or read wrong.
+FORMS = {
+    "a command in a variable": 'LAUNCHER="torchrun --nproc_per_node=4"\nCMD="$LAUNCHER train.py 50 --lr 1e-3"\nsrun bash -c "$CMD"',
+    "a command in pieces": "L=torchrun\nL+=' --nproc_per_node=4'\nA=(50)\nA+=(--lr\n  1e-3 # why\n)\nsrun $L train.py \"${A[@]}\"",
+    "an address that only a machine knows": 'L="torchrun --nproc_per_node 4 --rdzv_endpoint $MASTER_ADDR:$PORT"\nsrun $L train.py 50 --lr 1e-3',
+    "an option of srun without a value": "srun -K -l --kill-on-bad-exit torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "uv": "srun uv run --with wandb --no-sync torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "which": 'srun python "$(which torchrun)" --nproc_per_node=4 train.py 50 --lr 1e-3',
+    "a dash dash": "srun torchrun --nproc_per_node=4 -- train.py 50 --lr 1e-3",
+    "a function": "run() {\n  srun torchrun --nproc_per_node=4 \"$@\"\n}\nrun train.py 50 --lr 1e-3",
+    "a subshell": "(export A=1; srun torchrun --nproc_per_node=$((2 << 1)) train.py 50 --lr 1e-3)",
+    "a group": "{ srun torchrun --nproc_per_node=$((16 / SLURM_NNODES / 2)) train.py 50 --lr 1e-3; }",
+    "numactl": "srun numactl --interleave=all env A=1 nice -n 5 torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "a word with two variables": "D=../x/..\nF=train\nsrun torchrun --nproc_per_node=4 $D/../x/../$F.py 50 --lr 1e-3",
+    "a number of lines": "srun torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) train.py 50 --lr 1e-3",
+    "a default": ': "${N:=4}"\nsrun torchrun --nproc_per_node=$N train.py ${STEPS:-50} --lr ${LR-1e-3}',
+    "$PWD": "srun torchrun --nproc_per_node=4 $(pwd)/train.py 50 --lr 1e-3",
+    "a here-document": "cat <<EOF && srun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3\ntorchrun\nEOF",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Path) -> None:
+    out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{FORMS[form]}\n")
+    job = read(out.encode(), "a")["slurm"].job
+    assert (job.train.script, job.train.args) == ("train.py", ("50", "--lr", "1e-3"))
+    assert (job.procs_per_node, job.gpus_per_node) == (4, 4)
+    assert (":6: not carried over: uv run --with wandb --no-sync;" in err) == (form == "uv")
+
+
+@pytest.mark.parametrize(
+    ("command", "container"),
+    [
+        (
+            "srun --container-image=nvcr.io#nvidia/pytorch:24.05-py3 --container-mounts=/a:/b,/c --container-writable torchrun train.py",
+            ("nvcr.io#nvidia/pytorch:24.05-py3", "pyxis", ("/a:/b", "/c"), ("--container-writable",)),
+        ),
+        (
+            "srun singularity exec --nv -B /a:/b --bind /c --cleanenv img.sif python -m torch.distributed.run train.py",
+            ("img.sif", "apptainer", ("/a:/b", "/c"), ("--cleanenv",)),
+        ),
+        ("srun apptainer run ~/img.sif bash -c 'torchrun train.py'", ("~/img.sif", "apptainer", (), ())),
+    ],
+)  # fmt: skip
+def test_a_container_of_the_script_is_the_jobs(
+    command: str, container: tuple[object, ...], run: Run, tmp_path: Path
+) -> None:
+    out, _ = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{command}\n")
+    job = read(out.encode(), "a")["slurm"].job
+    assert job.train.script == "train.py"
+    found = job.environment.container  # type: ignore[attr-defined]
+    assert (found.image, found.runtime, found.mounts, found.options) == container
+
+
+def test_modules_are_loaded_outside_of_the_container(run: Run, tmp_path: Path) -> None:
+    body = "module load a b\nsource out\nsrun apptainer exec i.sif bash -c 'source in && torchrun train.py'"
+    out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}\n")
+    job = read(out.encode(), "a")["slurm"].job
+    assert (job.environment.modules, job.python.activate) == (("a", "b"), ("source in",))  # type: ignore[attr-defined]
+    assert ":7: not carried over: source out; " in err
+
+
+@pytest.mark.parametrize(
+    ("program", "interpreter"),
+    [("/opt/env/bin/torchrun", "/opt/env/bin/python"), ("$HOME/e/bin/python3.11 -m torch.distributed.run", "~/e/bin/python3.11"),
+     ("./env/bin/torchrun", "python3")],
+)  # fmt: skip
+def test_a_launcher_named_by_its_path(
+    program: str, interpreter: str, run: Run, tmp_path: Path
+) -> None:
+    out, err = spec_of(run, tmp_path, f"{program} train.py\n", "a.sh")
+    job = read(out.encode(), "a")["local"].job
+    assert (job.python.interpreter, job.train.script) == (interpreter, "train.py")
+    assert (":1: not carried over: ./env/bin/torchrun; " in err) == (interpreter == "python3")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cd /elsewhere\nsrun torchrun train.py", ":6: not carried over: cd /elsewhere; "),
+        ("cd $WORK/x\nsrun torchrun train.py", ":6: not carried over: cd $WORK/x; "),
+        ("cd ~/x\nsrun torchrun train.py", ":6: not carried over: cd ~/x; "),
+        ("cd /elsewhere\nsrun torchrun -m installed.pkg", ":6: not carried over: cd /elsewhere; "),
+        ("#SBATCH --chdir=/elsewhere\nsrun torchrun train.py", ":6: not carried over: --chdir=/elsewhere; "),
+        ("srun --cpu-bind=none torchrun train.py", ":6: not carried over: srun --cpu-bind=none; "),
+        ("srun --cpus-per-gpu 8 -m block torchrun train.py", ":6: not carried over: srun --distribution=block; "),
+        ("srun --export=ALL,A=1 torchrun train.py", ":6: not carried over: srun --export=ALL,A=1; "),
+        ("srun --multi-prog torchrun train.py", ":6: not carried over: srun --multi-prog"),
+        ("#SBATCH --ntasks-per-socket=2\nsrun torchrun train.py", ":6: not carried over: --ntasks-per-socket=2; "),
+        ('X=$(a)\nsrun bash -c "torchrun --node_rank=$SLURM_NODEID train.py"', ":7: trap: the node's rank is filled in once"),
+        ("I=scratch\n[ -f a ] && I=resume\nsrun torchrun train.py --init=$I", ":7: not carried over: I=resume; "),
+        ("[ -f a ] && I=resume\nsrun torchrun train.py --init=$I", ":7: not carried over: --init= resume, where a is there; "),
+        ("[ -f a ] && I=resume\nsrun torchrun train.py --init $I", ":7: not carried over: --init resume, where a is there; "),
+        ("srun torchrun train.py\nif x; then\n  y", ":9: not carried over: missing fi and what follows, which is no bash"),
+        ("srun torchrun train.py\necho ) x", ":7: not carried over: ) and what follows, which is no bash"),
+        ("srun torchrun --nnodes=1:$N train.py", ":6: not carried over: --nnodes=1:$N; the spec's job has 2 nodes"),
+        ("A[0]=1\nsrun torchrun train.py", ":6: not carried over: A[0]=1"),
+    ],
+)  # fmt: skip
+def test_what_is_dropped_is_named(text: str, told: str, run: Run, tmp_path: Path) -> None:
+    _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{text}\n")
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("directives", "gpus"), [("--exclusive", 0), ("--gres=gpu", 1), ("--gres=gpu:a100", 1), ("--gpus=a100:8", 4)]
+)  # fmt: skip
+def test_a_script_without_a_number_of_gpus_is_asked_for_it(
+    directives: str, gpus: int, run: Run, tmp_path: Path
+) -> None:
+    text = f"#SBATCH -N 2 {directives}\nsrun torchrun --nproc-per-node=8 train.py\n"
+    out, err = spec_of(run, tmp_path, text)
+    assert (read(out.encode(), "a")["slurm"].job.gpus_per_node or 0) == gpus
+    assert (":2: not carried over: whether it trains on GPUs" in err) == (gpus == 0)
+
+
+def test_options_without_a_field_go_into_extra(run: Run, tmp_path: Path) -> None:
+    text = "#SBATCH -N 2-4 --hint=nomultithread --mem-per-gpu=4G\n#SBATCH --gpus-per-node=4 --cpus-per-gpu=3\n"
+    out, err = spec_of(run, tmp_path, f"{text}srun torchrun --nproc-per-node=2 train.py\n")
+    job = read(out.encode(), "a")["slurm"].job
+    assert job.extra == ("--hint=nomultithread", "--mem-per-gpu=4G")  # type: ignore[attr-defined]
+    assert (job.nodes.minimum, int(job.nodes), job.cpus_per_proc) == (2, 4, 6)  # type: ignore[attr-defined]
+    assert "--cpus-per-task" not in err
+
+
+@pytest.mark.parametrize(
+    ("mount", "where", "url"),
+    [
+        ("{name: b-1, mode: MOUNT}", "cloud: gcp", "gs://b-1"),
+        ("{name: b-1, mode: MOUNT}", "infra: aws/us-east-1", "s3://b-1"),
+        ("{name: b-1, store: gcs}", "cloud: aws", "gs://b-1"),
+        ("{name: b-1, store: R2}", "cloud: aws", "r2://b-1"),
+        ("{name: b-1}", "cpus: 4", None),
+        ("{name: b-1}", "cloud: azure", None),
+    ],
+)
+def test_a_bucket_is_one_of_its_cloud(
+    mount: str, where: str, url: str | None, run: Run, tmp_path: Path
+) -> None:
+    task = f"resources: {{{where}}}\nfile_mounts: {{/c: {mount}}}\nenvs: {{A: , B: ''}}\nrun: torchrun train.py $A $B\n"
+    out, err = spec_of(run, tmp_path, task, "a.yaml")
+    job = read(out.encode(), "a")["sky"].job
+    bucket = job.bucket  # type: ignore[attr-defined]
+    assert (bucket and bucket.url) == url
+    assert ("file_mounts /c, whose kind of bucket" in err) == (url is None)
+    assert dict(job.env) == {"B": ""}
+    assert ":3: not carried over: the variable A, " in err
+
+
+def test_without_tree_sitter_the_extra_is_named(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['tree_sitter'] = None; from ddpgen import cli; sys.exit(cli.run())"
+    )
+    (tmp_path / "a.sh").write_text("torchrun train.py\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "adopt", "a.sh"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 69
+    assert "pip install 'ddpgen[adopt]'" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_job_that_may_not_be_requeued_is_not(run: Run, tmp_path: Path) -> None:
