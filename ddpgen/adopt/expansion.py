@@ -1,7 +1,7 @@
 """Words of bash → their values, as far as the script alone decides them. Runs nothing.
 
-A value is a text in which private-use characters mark the parts that are no plain text: those that only a machine
-knows, the script's own directory, and the words that depend on a checkpoint.
+A value is a text. Characters of the private use area mark its parts that are no plain text. One such part is the source
+of an expansion whose value only a machine knows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ Value: TypeAlias = "str | list[str]"  # a list: an array
 
 # Around the source of a part whose value only a machine knows.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_FIELD = "\ue002"  # between two words that one word becomes
-_QUOTE = "\ue003"  # stands for a quote, so that an empty text in quotes is a word
-OWN = "\ue004"  # the script's own directory
-START = "\ue005"  # the directory in which the script starts
-INDEX = "\ue006"  # {array_index}
-FIRST_RESUME = 0xE100  # from this character on: the words of each condition on a checkpoint
+# Between two words that one word becomes.
+_FIELD = "\ue002"
+# A quote, so that an empty text in quotes is a word.
+_QUOTE = "\ue003"
+# The script's own directory.
+OWN = "\ue004"
+# The directory in which the script starts.
+START = "\ue005"
+# {array_index}
+INDEX = "\ue006"
+# From this character on, one for the words of each condition on a checkpoint.
+FIRST_RESUME = 0xE100
 _SPECIAL = re.compile("[\ue000-\uf8ff]")
 _SHOWN = {_OPEN: "", _CLOSE: "", OWN: '$(dirname "$0")', START: "$PWD", INDEX: "{array_index}"}
 HOME = re.compile(rf"^{_OPEN}\$(HOME|{{HOME}}){_CLOSE}(?=/|$)")

@@ -407,6 +407,6 @@ def _words(value: Value) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return the text of a statement as one line, without that of a here-document."""
+    """Return the text of a statement as one line, without its here-document."""
     text = text.replace("\\\n", " ")
     return " ".join((text.partition("\n")[0] if "<<" in text else text).split())
