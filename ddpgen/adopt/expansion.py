@@ -66,10 +66,9 @@ def unknown(text: str) -> str:
     return f"{_OPEN}{text}{_CLOSE}"
 
 
-def unknown_part(value: str) -> str:
-    """Return the source of the first part that only a machine knows; "" without one."""
-    match = re.search(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}", value)
-    return match[1] if match else ""
+def unknown_parts(value: str) -> list[str]:
+    """Return the sources of the parts that only a machine knows."""
+    return re.findall(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}", value)
 
 
 def split(value: str) -> list[str]:

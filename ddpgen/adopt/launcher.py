@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ddpgen.adopt.expansion import is_known, plain
+
 _LAUNCHERS = {
     ("torchrun",): "torchrun",
     ("python", "-m", "torch.distributed.run"): "torchrun",
@@ -53,6 +55,20 @@ _UV_FLAGS = frozenset([
 _ENVIRONMENT_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "rye", "conda", "mamba", "micromamba")  # fmt: skip
 
 
+_COMMANDS = (
+    "torchrun",
+    "accelerate",
+    "python",
+    "srun",
+    "bash",
+    "sh",
+    "apptainer",
+    "singularity",
+    "uv",
+)
+_UNKNOWN = "only a machine knows what it is"
+
+
 class Prefix(NamedTuple):
     """The words in front of a launcher.
 
@@ -72,13 +88,14 @@ class Launch(NamedTuple):
     """The command that trains.
 
     `kind`: its launcher. `program`: the word that names it. `options`: the launcher's. `rest`: the training script with
-    its arguments. `line` and `text`: of the command. `directory`: the one it starts in, relative to the launch script's.
+    its arguments. `lost`: words that only a machine knows. `line` and `text`: of the command. `directory`: the one it starts in, relative to the launch script's.
     """
 
     kind: str
     program: str
     options: Mapping[str, str]
     rest: Sequence[str]
+    lost: Sequence[tuple[str, str]] = ()
     prefix: Prefix = Prefix()
     line: int = 0
     text: str = ""
@@ -126,9 +143,22 @@ def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
             prefix = _apptainer(prefix, rest)
         elif name in _ENVIRONMENT_RUNNERS and rest[1:2] == ["run"]:
             prefix = _environment(prefix, rest)
+        elif name == "timeout" and (at := _launcher_in(rest)):
+            lost = f"timeout {' '.join(rest[1:at])}", "write targets.slurm.time"
+            prefix = prefix._replace(lost=(*prefix.lost, lost))
+            del rest[:at]
+        elif not is_known(rest[0]) and _launcher_in(rest):
+            prefix = prefix._replace(lost=(*prefix.lost, (plain(rest.pop(0)), _UNKNOWN)))
         else:
             break
     return prefix, rest
+
+
+def _launcher_in(words: Sequence[str]) -> int:
+    """Return the index of the first word that is a launcher, Python, srun or a shell; 0 for none."""
+    names = [re.sub(r"[0-9.]+$", "", posixpath.basename(word)) for word in words]
+    found = (i for i, name in enumerate(names) if name in _COMMANDS)
+    return next(found, 0)
 
 
 def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
@@ -198,13 +228,19 @@ def launched(words: Sequence[str]) -> Launch | None:
     start = max(starts, key=len, default=())
     kind, rest = _LAUNCHERS.get(start, ""), words[len(start) :]
     options: dict[str, str] = {}
-    while rest and rest[0].startswith("-") and "m" not in options:
-        name, value = option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)
-        if not name:  # it was `--`, which ends the options
-            rest.insert(0, value)
+    lost = []
+    while rest and "m" not in options:
+        if rest[0].startswith("-"):
+            name, value = option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)
+            if not name:  # it was `--`, which ends the options
+                rest.insert(0, value)
+                break
+            options[name.replace("_", "-")] = value
+        elif not is_known(rest[0]) and any(word.endswith(".py") for word in rest[1:]):
+            lost.append((plain(rest.pop(0)), _UNKNOWN))
+        else:
             break
-        options[name.replace("_", "-")] = value
     script = rest[0] if rest else ""
     if not kind or (kind == "python" and [*options] != ["m"] and not script.endswith(".py")):
         return None
-    return Launch(kind, program, options, rest)
+    return Launch(kind, program, options, rest, lost)

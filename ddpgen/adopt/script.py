@@ -147,7 +147,7 @@ class Script(Statements):
         draft, line, options = self.draft, launch.line, dict(launch.options)
         for name, value in launch.prefix.env:
             self._assign(name, value, True, line, launch.text)
-        for problem, remedy in launch.prefix.lost:
+        for problem, remedy in (*launch.prefix.lost, *launch.lost):
             draft.report_lost(line, problem, remedy)
         self._interpreter(launch)
         count, procs_option = _COUNT_OPTIONS.get(launch.kind, ("", ""))
@@ -280,7 +280,7 @@ class Script(Statements):
             elif name not in ("m", "module") and not _RENDEZVOUS_OPTIONS.fullmatch(name):
                 self.draft.report_lost(line, f"--{name}={plain(value)}" if value else f"--{name}")
             local = re.match(r"(localhost|127\.0\.0\.1):|.*\$(\(hostname|HOSTNAME)", value)
-            if local and self.nodes > 1:
+            if local and self.nodes > 1 and re.search("endpoint|addr|-ip$", name):
                 problem = f"--{name}={plain(value)} is another place on each of {self.nodes} nodes"
                 self.draft.report_trap(line, problem, "the spec's job meets at its first node")
             port = (

@@ -124,6 +124,8 @@ class Statements:
             self._statement(child, behind.type if behind and hides else operator)
 
     def _redirected(self, node: Node, operator: str) -> None:
+        if self._read_text(node):
+            return
         for child in node.named_children:
             if child.type == "heredoc_redirect":  # another command may stand behind it
                 for other in child.named_children:
@@ -131,6 +133,23 @@ class Statements:
                         self._statement(other, operator)
             elif not child.type.endswith("_redirect"):
                 self._statement(child, operator)
+
+    def _read_text(self, node: Node) -> bool:
+        """Take the text of `read -r -d '' NAME <<EOF`. Return False for another statement."""
+        document = next(
+            (body for child in node.named_children for body in child.named_children
+             if body.type == "heredoc_body"), None,
+        )  # fmt: skip
+        words = (
+            self.shell.command(node.named_children[0])[1]
+            if node.named_children[0].type == "command"
+            else []
+        )
+        if document is None or words[:1] != ["read"] or "-d" not in words:
+            return False
+        self.shell.variables[words[-1]] = self.shell.filled(document)
+        self.shell.unused[words[-1]] = self._line(node)
+        return True
 
     def _function(self, node: Node, _operator: str) -> None:
         name, body = (node.child_by_field_name(field) for field in ("name", "body"))
@@ -290,15 +309,20 @@ class Statements:
         if not self.draft.is_secret(name, text):
             self.shell.variables[name] = value
         self._check_variable(name, text, line)
-        if name in _RENDEZVOUS_VARIABLES or name.startswith(("SLURM_", "SRUN_")):
+        parts = expansion.unknown_parts(text)
+        if name in _RENDEZVOUS_VARIABLES or (exported and name.startswith(("SLURM_", "SRUN_"))):
             self.draft.report_needless(line, f"{name}={plain(text)}")
         elif not exported or launched(expansion.split(text) or [""]):
             self.shell.unused[name] = line
         elif is_known(text):
             self.draft.variable(name, text, line)
+        elif {part.strip("${}") for part in parts} == {name}:  # such as PATH=/opt/bin:$PATH
+            del self.shell.variables[name]
+            export = f'export {name}="{plain(text)}"'
+            inside = bool(self._prefix.container)
+            self.activations.append(Activation(("export",), export, line, inside))
         else:
-            part = expansion.unknown_part(text) or plain(text)
-            remedy = f"only a machine knows {part}: write it in env, as {name}"
+            remedy = f"only a machine knows {[*parts, plain(text)][0]}: write it in env, as {name}"
             self.draft.report_lost(line, command, remedy)
 
     def _check_variable(self, name: str, value: str, line: int) -> None:

@@ -533,6 +533,9 @@ FORMS = {
     "a number of lines": "srun torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) train.py 50 --lr 1e-3",
     "a default": ': "${N:=4}"\nsrun torchrun --nproc_per_node=$N train.py ${STEPS:-50} --lr ${LR-1e-3}',
     "$PWD": "srun torchrun --nproc_per_node=4 $(pwd)/train.py 50 --lr 1e-3",
+    "timeout": "timeout -k 5 23h srun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "words that only a machine knows": "srun $MORE torchrun $OPTIONS --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "a text that is read": "N=4\nread -r -d '' CMD <<EOF\ntrue \\\n&& torchrun --nproc_per_node=$N train.py 50 --lr 1e-3\nEOF\nsrun bash -c \"$CMD\"",
     "a here-document": "cat <<EOF && srun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3\ntorchrun\nEOF",
 }  # fmt: skip
 
@@ -543,7 +546,23 @@ def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Pat
     job = read(out.encode(), "a")["slurm"].job
     assert (job.train.script, job.train.args) == ("train.py", ("50", "--lr", "1e-3"))
     assert (job.procs_per_node, job.gpus_per_node) == (4, 4)
-    assert (":6: not carried over: uv run --with wandb --no-sync;" in err) == (form == "uv")
+    for words, forms in {
+        ":6: not carried over: uv run --with wandb --no-sync;": ["uv"],
+        ":6: not carried over: timeout -k 5 23h;": ["timeout"],
+        ":6: not carried over: $MORE;": ["words that only a machine knows"],
+        ":6: not carried over: $OPTIONS;": ["words that only a machine knows"],
+    }.items():
+        assert (words in err) == (form in forms)
+
+
+def test_a_variable_that_goes_on_from_its_own_value_is_set_on_the_hosts(
+    run: Run, tmp_path: Path
+) -> None:
+    lines = "export PATH=/a/b:$PATH\nexport PATH=/c:${PATH}\nexport LD=/d:$PATH\n"
+    out, err = spec_of(run, tmp_path, f"{lines}torchrun train.py\n", "a.sh")
+    job = read(out.encode(), "a")["local"].job
+    assert job.python.activate == ('export PATH="/a/b:$PATH"', 'export PATH="/c:${PATH}"')
+    assert ":3: not carried over: export LD=/d:$PATH; only a machine knows $PATH" in err
 
 
 @pytest.mark.parametrize(
