@@ -22,7 +22,9 @@ _HARMLESS = re.compile(
 _PLAIN_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
 _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
-TOKEN_FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
+TOKEN_FORMS = re.compile(
+    r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}"
+)
 _FILE = "file:"
 
 

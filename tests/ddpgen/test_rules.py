@@ -314,6 +314,7 @@ def test_a_job_of_more_processes_than_a_plan_can_list_is_refused() -> None:
         ("AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", True),
         ("DB_PASSWORD: correct-horse-battery", True),
         ("MODEL: hf_internal_testing", False),
+        ("MODEL: ../hf_llama2_models/7B", False),
     ],
 )
 def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: bool) -> None:
