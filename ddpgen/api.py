@@ -189,8 +189,8 @@ class Spec:
         `arguments` are added to the training command. `only`: parts of the names of a sweep's points, like lr=1e-3;
         points that are done or live are not started. The other options are those of render(). Ctrl-C stops a job in
         the foreground cleanly, and is raised as KeyboardInterrupt afterwards. `run`: called instead with the command
-        of the job in the foreground, to return its exit code. Raises the errors of render(); OptionRefusedError if no
-        point has all of `only`; TargetUnavailableError also if the scheduler refuses the job.
+        of the job in the foreground, to return its exit code. Raises the errors of render(), and OptionRefusedError
+        if no point has all of `only`. TargetUnavailableError may also mean that the scheduler refuses the job.
         """
         from ddpgen import programs
         from ddpgen.monitor import record

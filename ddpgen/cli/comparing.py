@@ -144,7 +144,7 @@ def reproduce(
         options = given(**{"from": 0}, steps=steps, procs=procs, keep=place)
         become_module("verify", directory, options)
     try:
-        made, checkpoints = again.launched(bundle, target)
+        made, checkpoints, point = again.launched(bundle, target, directory)
     except DdpgenError:
         shutil.rmtree(place)
         raise
@@ -152,11 +152,12 @@ def reproduce(
     tier = TIERS[target]
     if tier.start:
         with Interrupts() as interrupts:
-            code = interrupts.run(["bash", str(bundle / tier.start)])
+            options = [f"--point={name}" for name in point]
+            code = interrupts.run(["bash", str(bundle / tier.start), *options])
         if code:
             sys.exit(code)
         become_module("diff", directory, [], checkpoints)
-    click.echo(tier.submit(made, bundle, []).job)
+    click.echo(tier.submit(made, bundle, [], point).job)
     _log.info(f"next, when it is done: ddpgen diff {directory} {checkpoints}")
 
 

@@ -68,10 +68,11 @@ def _differing(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     yield from (path for path in sums if path.startswith("train/") and path not in rendered)
 
 
-def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
-    """Return the job of `tier` in this bundle, and its checkpoint directory.
+def launched(bundle: Path, tier: str, run: Path) -> tuple[JobSpec, Path, list[str]]:
+    """Return the job of `tier` in this bundle, its checkpoint directory, and the point of a sweep that it is.
 
-    Raises TargetUnavailableError if the bundle has no such job, or the directory is the run's own.
+    `run`: the checkpoint directory of the run, which has the name of the point. Raises TargetUnavailableError if the
+    bundle has no such job, or the directory is the run's own.
     """
     jobs = job.bundle_jobs(bundle)
     if tier not in jobs:
@@ -81,6 +82,13 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
         )
     tier_job = jobs[tier]
     following = Following(tier_job, tier, bundle, None)
+    point = [name for name in tier_job.points if name == run.absolute().name]
+    if tier_job.points:
+        if not point:
+            raise TargetUnavailableError(
+                f"{run} is no point of the sweep {tier_job.name}; was it renamed?"
+            )
+        following = following.points[point[0]]
     checkpoints, is_local = (
         following.checkpoints,
         TIERS[tier].follow.has_local_checkpoints(following),
@@ -95,4 +103,4 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
             "leave --target out to compute it here, or launch its spec under another name and compare the two by "
             "ddpgen diff"
         )
-    return tier_job, checkpoints
+    return tier_job, checkpoints, point

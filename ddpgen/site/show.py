@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.spec.merge import Models, whole
+from ddpgen.spec.merge import SWEEP, Models, whole
 from ddpgen.spec.reader import SpecTree
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
 from ddpgen.text import shell, yamltext
@@ -15,9 +15,12 @@ _MAX_ALIGNED = 60  # columns; the comment of a longer line stands two blanks beh
 
 def as_yaml(spec: SpecTree, models: Models) -> str:
     """Return the spec as one file that gives the same job on every tier. Fields come in the order of docs/spec.md."""
+    root = spec.root
+    if spec.sweep is not None:
+        root = root._replace(entries={**root.entries, SWEEP: spec.sweep})
     lines = [
         (text, node and node.position.within(spec.filename))
-        for text, node in _lines(spec.root, whole(models), "")
+        for text, node in _lines(root, whole(models), "")
     ]
     width = max([len(text) for text, _ in lines if len(text) <= _MAX_ALIGNED], default=0)
     head = f"# {shell.comment_text(spec.filename)} with all its layers. A field that is not here has its default."

@@ -97,8 +97,8 @@ def _local_state(following: Following) -> JobState | None:
 def visible(following: Following) -> Path:
     """Return the checkpoint directory.
 
-    Raises TargetUnavailableError if it is not on this machine; SpecUnreadableError if no job has made it yet;
-    OptionRefusedError for a sweep, whose points have a directory each.
+    Raises TargetUnavailableError if it is not on this machine, and SpecUnreadableError if no job has made it yet. The
+    points of a sweep have a directory each, so a sweep raises OptionRefusedError.
     """
     if following.job.points:
         raise OptionRefusedError(

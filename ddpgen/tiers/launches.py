@@ -30,7 +30,9 @@ class Row(NamedTuple):
 
     @property
     def run(self) -> RunFacts:
-        """The facts of the first directory."""
+        """The facts of the directory; no facts for a sweep, which has several."""
+        if self.status and len(self.status.runs) > 1:
+            return RunFacts()
         return next(iter(self.status.runs if self.status else []), RunFacts())
 
     def cells(self, now: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""status and stop of the points of a sweep, each of which is a job of its own."""
+"""status and stop of a sweep. Each point is a job of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpgen.tiers.registry import TIERS
 _AT_ONCE = 8  # questions, because each may cost an ssh
 _HEADS = ("point", "state", "step", "loss", "evaluation", "speed", "time left", "job")
 
-# The status of a point, or why there is none.
+# The status of a point, or the error that hides it.
 Answer = JobStatus | TargetUnavailableError
 
 

@@ -136,7 +136,7 @@ def restored(bundle: Path, tier: str, job: JobSpec) -> JobSpec:
 
 
 def chosen(job: JobSpec, only: Sequence[str]) -> list[str]:
-    """Return the points that `only` means; all of them without it. Raise OptionRefusedError if there is none."""
+    """Return the points that `only` means; all of them without it. Raise OptionRefusedError if no point fits."""
     if not job.points:
         if only:
             raise OptionRefusedError("the job is no sweep; leave --only out")

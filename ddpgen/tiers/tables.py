@@ -29,6 +29,7 @@ def as_text(job: JobSpec, tier: str) -> str:
         f"rendezvous   {plan.rendezvous}",
         f"checkpoints  {_path_text(plan.checkpoint_dir)}",
         *([f"kept in      {_path_text(plan.store)}"] if plan.store else []),
+        *([f"points       {_points(job)}"] if job.points else []),
         *plan.facts,
         "",
     ]
@@ -69,9 +70,14 @@ def facts(job: JobSpec, tier: str) -> dict[str, Any]:
         "rendezvous": plan.rendezvous,
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
         **({"store": _path_text(plan.store)} if plan.store else {}),
+        **({"points": [*job.points]} if job.points else {}),
         "nodes": nodes,
         "command": [shell.quote(word) for word in plan.command.host_command],
     }
+
+
+def _points(job: JobSpec) -> str:
+    return f"{len(job.points)}, each in a directory of its own; the command is that of {next(iter(job.points))}"
 
 
 def _range(rank: Rank) -> str:

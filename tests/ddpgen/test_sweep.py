@@ -287,3 +287,14 @@ def test_a_launch_leaves_out_the_points_that_are_done_or_live(
     assert spec.launch("slurm", ["--x"], only=["lr=1.0"]).job == ""
     assert spec.launch("slurm", only=["lr=1"]).job == "7"  # done, with other arguments
     assert submitted == [("lr=3", "lr=4"), ("lr=1",)]
+
+
+def test_the_plan_names_the_points_and_the_resolved_spec_has_the_sweep(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(TOY + GRID)
+    assert "points       6, each" in run("plan", "job.yaml", "--target=local").out
+    assert len(json.loads(run("plan", "job.yaml", "--target=slurm", "--json").out)["points"]) == 6
+    resolved = run("plan", "job.yaml", "--resolved").out
+    (tmp_path / "again.yaml").write_text(resolved)
+    assert [*job.load("again.yaml")["sky"].points] == [*load(TOY + GRID)["sky"].points]

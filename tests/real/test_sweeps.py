@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.real import batch, jobs
+from tests.real import batch, fleet, jobs
 from tests.real.conftest import NewSlurm
 from tests.real.desk import AWAY, Desk
+from tests.real.rig import Host, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 RATES, SEEDS = ("1e-2", "3e-3", "1e-3"), (0, 1)
@@ -46,8 +47,8 @@ def test_points_on_this_machine_are_trained_one_after_the_other_and_only_what_is
     (tmp_path / "hurry").touch()
     again = jobs.run(bundle)
     assert again.process.returncode == 0, again.output
-    assert re.findall(r"seed=\d is done|training seed=\d|the sweep is done", again.output) == [
-        "seed=0 is done", "training seed=1", "training seed=2", "the sweep is done",
+    assert re.findall(r"seed=\d is done|training seed=\d|every point", again.output) == [
+        "seed=0 is done", "training seed=1", "training seed=2", "every point",
     ]  # fmt: skip
     for seed in range(3):
         expected = jobs.final_tensors(by_hand(tmp_path / f"hand{seed}", wanted, seed=seed))
@@ -65,6 +66,34 @@ def test_a_point_that_fails_is_named_at_the_end_and_the_others_are_trained(tmp_p
     assert job.process.returncode == 1, job.output
     assert "the sweep has ended; failed: seed=1" in job.output
     assert (tmp_path / "checkpoints/job/seed=2/status").read_text().startswith("done ")
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("rig_possible")
+def test_points_on_hosts_are_trained_one_after_the_other_and_a_done_one_not_again(
+    tmp_path: Path,
+) -> None:
+    wanted = fleet.spec(["desk", "laptop"], {"args": {"pause": 0}, "steps": 20})
+    wanted["sweep"] = {"train.lr": [0.1, 0.2]}
+    bundle = jobs.render(tmp_path / "hosts", wanted, target="hosts")
+    with Rig([Host("desk"), Host("laptop")]) as rig:
+        first = fleet.Driver(rig, bundle, "--point=lr=0.2")
+        assert first.end() == 0, first.output
+        driver = fleet.Driver(rig, bundle)
+        assert driver.end() == 0, driver.output
+        assert "ddpgen: lr=0.2 is done" in driver.lines
+        assert "ddpgen: lr=0.1:" in driver.lines
+        assert fleet.ask(rig, bundle, "--fetch").returncode == 0
+        shown = fleet.ask(rig, bundle, "--status", "--point=lr=0.2")
+        assert shown.returncode == 2, shown  # an operand of --status
+        shown = fleet.ask(rig, bundle, "--point=lr=0.2", "--status")
+        assert "done at step 20" in shown.stdout, shown
+        unknown = fleet.ask(rig, bundle, "--point=lr=7", "--stop")
+        assert (unknown.returncode, "the points are lr=0.1, lr=0.2" in unknown.stderr) == (2, True)
+    for rate in (0.1, 0.2):
+        kept = tmp_path / f"hosts/checkpoints/job/lr={rate}"
+        hand = by_hand(tmp_path / str(rate), wanted, lr=rate)
+        jobs.assert_same_bits(jobs.final_tensors(kept), jobs.final_tensors(hand))
 
 
 @pytest.fixture(scope="module")

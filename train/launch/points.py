@@ -1,7 +1,7 @@
 """The points of a sweep: the command of one point, and the order in which one machine trains several.
 
-points.json in the bundle has, for each tier and each point, the words of the training that only this point has, and an
-id of the point's whole training. A point has its own part of the checkpoint directory and of the store.
+points.json in the bundle has two things for each point of each tier: the words of the training that not all points
+have, and an id of the point's whole training. A point has its own part of the checkpoint directory and of the store.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def train(command: Command, tier: str, run: Callable[[Command], int]) -> int:
         if is_done(directory.of(path), Training(point_id, point.arguments)):
             say(f"{name} is done")
             continue
-        say(f"training {name}; {len(points) - i - 1} more to come")
+        more = len(points) - i - 1
+        say(f"training {name}{f'; {more} more to come' if more else ''}")
         code = run(point)
         if code not in (0, EXIT_FAILED):
             return code
@@ -122,7 +123,7 @@ def train(command: Command, tier: str, run: Callable[[Command], int]) -> int:
     if failed:
         say(f"the sweep has ended; failed: {' '.join(failed)}; the same command resumes them")
         return EXIT_FAILED
-    say("the sweep is done")
+    say("every point that was asked for is done")
     return 0
 
 

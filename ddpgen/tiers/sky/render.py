@@ -184,6 +184,9 @@ def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
         if file
     )
     command = f"{from_files}sky jobs launch{template_values['secrets_given']} sky.yaml"
+    if job.points:
+        command = command.replace(" sky.yaml", ' --env DDPGEN_ARGS=--point="$point" sky.yaml')
+        command = f"for point in {' '.join(map(quote, job.points))}; do {command}; done"
     start = f"(cd {{bundle}} && {command})"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
@@ -225,7 +228,7 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "bucket_path": bucket.path if bucket else "",
         "bucket_mode": directives.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
-        "stop_object": f"{checkpoint_url}/stop",
+        "stop_object": f"{checkpoint_url}/{'NAME/' if job.points else ''}stop",
         "secrets": [secret.name for secret in job.secrets],
         "secrets_given": "".join(f" --secret {secret.name}" for secret in job.secrets),
         "exit_preempted": directives.EXIT_PREEMPTED,
