@@ -186,7 +186,8 @@ def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     command = f"{from_files}sky jobs launch{template_values['secrets_given']} sky.yaml"
     if job.points:
         command = command.replace(" sky.yaml", ' --env DDPGEN_ARGS=--point="$point" sky.yaml')
-        command = f"for point in {' '.join(map(quote, job.points))}; do {command}; done"
+        points = """$(python3 -c 'import json; print(*json.load(open("points.json"))["sky"])')"""
+        command = f"for point in {points}; do {command}; done"
     start = f"(cd {{bundle}} && {command})"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
