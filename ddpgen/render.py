@@ -130,6 +130,7 @@ FILTERS = {
     "sections": _defined(shell.sections),  # a supervisor's command
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
+    "block": _defined(yamltext.block),  # the entries of a mapping of YAML
     "literal": _defined(_literal),  # a script in a block of YAML
     "comment": _defined(shell.comment_text),  # text inside a comment
     "bash": _defined(_lines),  # the user's own lines of bash, which run unchanged

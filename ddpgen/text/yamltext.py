@@ -20,8 +20,19 @@ _INVISIBLE = re.compile(
 )
 
 
+_WIDTH = 100  # columns; a longer entry of a block goes on below its key
+
+
+class Source(str):
+    """A YAML scalar as it is written in a file, with its quotes."""
+
+    __slots__ = ()
+
+
 def scalar(value: str | int | float | bool | None) -> str:
     """Return `value` as one YAML scalar on one line. Raise ValueError for half of a surrogate pair."""
+    if isinstance(value, Source):
+        return value
     if not isinstance(value, str):
         return json.dumps(value)
     value.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
@@ -46,3 +57,19 @@ def flow(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return f"[{', '.join(map(flow, value))}]"
     raise TypeError(f"{value!r} is no value of a spec")
+
+
+def block(entries: Mapping[str, object], indent: int = 0) -> str:
+    """Return the lines of a mapping, indented by `indent` spaces."""
+    margin, lines = " " * indent, []
+    for name, value in entries.items():
+        line = f"{margin}{scalar(name)}: {flow(value)}"
+        if len(line) <= _WIDTH or not value or not isinstance(value, Mapping | list):
+            lines.append(line)
+            continue
+        lines.append(f"{margin}{scalar(name)}:")
+        if isinstance(value, Mapping):
+            lines.append(block(value, indent + 2))
+        else:
+            lines += (f"{margin}  - {flow(item)}" for item in value)
+    return "\n".join(lines)

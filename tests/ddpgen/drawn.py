@@ -12,6 +12,7 @@ from ddpgen.spec.fields import REQUIRED, Choice, Flag, Kind, Number, Text, Whole
 from ddpgen.spec.groups import Arguments, Group, Groups, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.registry import MODELS
+from ddpgen.tiers.sky.extra import FREE, RESOURCES, TOP, Extra
 
 Drawn = st.SearchStrategy[Any]
 
@@ -71,6 +72,10 @@ def _fitting(kind: Kind) -> Drawn:
         return st.lists(_fitting(kind.leaf), max_size=2) | _pairs(kind, ANYTHING)
     if isinstance(kind, Pairs):
         return _pairs(kind, _fitting(kind.leaf))
+    if isinstance(kind, Extra):
+        names = [*FREE[TOP], "config", "volumes"]
+        below = st.dictionaries(st.sampled_from(FREE[RESOURCES]), ANYTHING, max_size=2)
+        return st.dictionaries(st.sampled_from(names), below | ANYTHING, max_size=3)
     return _scalar(kind)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from ddpgen.spec.fields import Refused, Text
 from ddpgen.spec.groups import Group
 from ddpgen.spec.job import JobSpec
+from ddpgen.text import yamltext
 from ddpgen.text.shell import quote
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import SupervisorCommand
@@ -205,7 +207,97 @@ def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(
     assert (job / "stop").read_text().startswith("preempted: ")
 
 
+EXTRA = (
+    "file_mounts: {/data: s3://ddd, ~/x: {source: ~/y, mode: COPY}}, volumes: {/mnt/v: v}, "
+    'event_callback: "echo $JOB_ID", config: {kubernetes: {pod_config: {a: [1.10, "007", {b: ~}]}}}, '
+    "resources: {ports: [8080, 10052-10100], max_hourly_cost: 20.50, priority: 0x10}"
+)
+
+
+def test_extra_keys_stand_in_the_task_as_they_are_written(task: Rendered) -> None:
+    found = task(f"{BUCKET}, infra: k8s, extra: {{{EXTRA}}}")
+    assert found["file_mounts"] == {
+        "/checkpoints": {"source": "s3://bbb", "mode": "MOUNT"},
+        "/data": "s3://ddd",
+        "~/x": {"source": "~/y", "mode": "COPY"},
+    }
+    resources = found["resources"]
+    assert resources["ports"] == [8080, "10052-10100"]
+    assert (resources["max_hourly_cost"], resources["infra"]) == (20.5, "k8s")
+    assert found["volumes"] == {"/mnt/v": "v"}
+    assert found["event_callback"] == "echo $JOB_ID"
+    assert found["config"]["hooks"][0]["events"] == ["preemption"]
+    pod = found["config"]["kubernetes"]["pod_config"]
+    assert pod == {"a": [1.1, "007", {"b": None}]}
+    text = Path("b/sky.yaml").read_text()
+    assert all(word in text for word in ("1.10", '"007"', "20.50", "0x10"))
+
+
+def test_extra_mounts_and_settings_need_none_of_ours(task: Rendered) -> None:
+    by_url = "checkpoint: {dir: s3://bbb/place}"
+    extra = "file_mounts: {/data: /data}, config: {docker: {run_options: [--ipc=host]}}"
+    found = task(f"{by_url}, extra: {{{extra}}}")
+    assert found["file_mounts"] == {"/data": "/data"}
+    assert found["config"] == {"docker": {"run_options": ["--ipc=host"]}}
+
+
+def test_a_long_extra_value_is_a_block_of_lines(task: Rendered) -> None:
+    pod = {"spec": {"tolerations": [{"key": f"k{i}", "operator": "Exists"} for i in range(5)]}}
+    extra = f"{{kubernetes: {{pod_config: {json.dumps(pod)}}}}}"
+    assert task(f"{BUCKET}, extra: {{config: {extra}}}")["config"] == {
+        "kubernetes": {"pod_config": pod}
+    }
+    assert max(map(len, Path("b/sky.yaml").read_text().splitlines())) <= 110
+
+
+def test_a_bundle_keeps_the_extra_keys(bundle: Callable[..., Path]) -> None:
+    stored = json.loads((bundle(f"{BUCKET}, extra: {{{EXTRA}}}") / "bundle.json").read_text())
+    kind = JOB["extra"]
+    value = job(f"{BUCKET}, extra: {{{EXTRA}}}")
+    assert isinstance(value, SkyJob)
+    assert yamltext.flow(
+        kind.load(json.loads(json.dumps(kind.dump(value.extra))))
+    ) == yamltext.flow(value.extra)
+    assert "20.50" in json.dumps(stored)
+
+
 REFUSED = [
+    (f"{BUCKET}, extra: [1]", "", "10:34 targets.sky.extra", "mapping"),
+    (f"{BUCKET}, extra: {{num_nodes: 2}}", "", "10:35 targets.sky.extra.num_nodes", "nodes"),
+    (f"{BUCKET}, extra: {{volume: {{}}}}", "", "10:35 targets.sky.extra.volume", "volumes"),
+    (f"{BUCKET}, extra: {{volumes: [a]}}", "", "10:44 targets.sky.extra.volumes", "a list"),
+    (f"{BUCKET}, extra: {{ports: 80}}", "", "10:35 targets.sky.extra.ports", "below resources"),
+    (f"{BUCKET}, extra: {{service: {{}}}}", "", "10:35 targets.sky.extra.service", "a service"),
+    (
+        f"{BUCKET}, extra: {{resources: {{labels: {{a: b}}}}}}",
+        "",
+        "10:47 targets.sky.extra.resources.labels",
+        "targets.sky.labels",
+    ),
+    (
+        f"{BUCKET}, extra: {{resources: {{priorty: 1}}}}",
+        "",
+        "10:47 targets.sky.extra.resources.priorty",
+        "priority",
+    ),
+    (
+        f"{BUCKET}, extra: {{file_mounts: {{/checkpoints/a: s3://d}}}}",
+        "",
+        "10:65 targets.sky.extra.file_mounts./checkpoints/a",
+        "bucket.path",
+    ),
+    (
+        f"{BUCKET}, extra: {{file_mounts: {{/data: ./data}}}}",
+        "",
+        "10:56 targets.sky.extra.file_mounts./data",
+        "code",
+    ),
+    (
+        f"{BUCKET}, infra: k8s, extra: {{config: {{hooks: []}}}}",
+        "",
+        "10:63 targets.sky.extra.config.hooks",
+        "notices: false",
+    ),
     ("", "", "1:1 bucket", "disk"),
     ("checkpoint: {dir: /data}, bucket: s3://b", "", "10:27 targets.sky.checkpoint.dir", "disk"),
     ("checkpoint: {dir: s3://bbb/x}, bucket: s3://ccc", "", "10:48 targets.sky.bucket", "s3://ccc"),
@@ -359,6 +451,11 @@ def test_what_skypilot_would_take_for_something_else(
 
 
 WARNED = [
+    (
+        f"{BUCKET}, extra: {{event_callback: 'curl -H hf_0123456789'}}",
+        "10:34 targets.sky.extra",
+        "managed_secrets",
+    ),
     (f"{BUCKET}, requirements: [torch]", "10:42 targets.sky.requirements[0]", "NAME==VERSION"),
     (f"{BUCKET}, requirements: [numpy==2.2.6]", "10:41 targets.sky.requirements", "torch==VERSION"),
     (

@@ -30,7 +30,7 @@ from sky.backends.task_codegen import UNSET_RAY_ENV_VARS, TaskCodeGen  # noqa: E
 from sky.exceptions import NotSupportedError  # noqa: E402
 from sky.jobs.recovery_strategy import StrategyExecutor  # noqa: E402
 from sky.skylet import log_lib  # noqa: E402
-from sky.utils import annotations, dag_utils  # noqa: E402
+from sky.utils import annotations, dag_utils, schemas  # noqa: E402
 from yaml import YAMLError  # noqa: E402
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -71,6 +71,15 @@ def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
     return {"task": summary, "warnings": warned.lines}
 
 
+def keys() -> dict[str, Any]:
+    """The keys of a task file that are for users, at its top and below its resources."""
+    schema_of = {"": schemas.get_task_schema(), "resources": schemas.get_resources_schema()}
+    return {
+        section: sorted(name for name in schema["properties"] if not name.startswith("_"))
+        for section, schema in schema_of.items()
+    }
+
+
 def described(task: sky.Task) -> dict[str, Any]:
     """What a task asks for."""
     return {
@@ -84,6 +93,8 @@ def described(task: sky.Task) -> dict[str, Any]:
         "ordered": isinstance(task.resources, list),
         "resources": [each.to_yaml_config() for each in task.resources],
         "copies": dict(task.file_mounts or {}),
+        "volumes": dict(task.volumes or {}),
+        "callback": task.event_callback,
         "buckets": {
             place: {"source": storage.source, "name": storage.name, "mode": storage.mode.value}
             for place, storage in (task.storage_mounts or {}).items()
@@ -136,7 +147,11 @@ class _Warned(logging.Handler):
         logging.getLogger("sky").removeHandler(self)
 
 
-_QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {"load": load, "script": script}
+_QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "load": load,
+    "script": script,
+    "keys": keys,
+}
 
 if __name__ == "__main__":
     main()

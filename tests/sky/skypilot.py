@@ -56,6 +56,10 @@ class SkyPilot:
         found: str = answer["script"]
         return found
 
+    def keys(self) -> dict[str, list[str]]:
+        """The keys of a task file by section: "" for its top, and "resources"."""
+        return self._ask("keys")
+
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None

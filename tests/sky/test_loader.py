@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpgen.errors import SpecInvalidError
+from ddpgen.tiers.sky.extra import FREE, RESOURCES, SET, TOP, UNFIT
 from tests.sky import files
 from tests.sky.skypilot import RefusedError, SkyPilot
 
@@ -124,6 +125,35 @@ def test_every_field_means_to_skypilot_what_it_says(
         "restarts_on_errors": recovery.get("restarts_on_errors", 0),
         "exit_codes": [175],
     }
+
+
+def test_it_takes_extra_keys_as_they_are_written(skypilot: SkyPilot, tmp_path: Path) -> None:
+    (tmp_path / "y").touch()
+    pod = {"spec": {"tolerations": [{"key": f"k{i}", "operator": "Exists"} for i in range(5)]}}
+    extra: dict[str, Any] = {
+        "file_mounts": {"/data": "/etc/hostname", "~/x": f"{tmp_path}/y"},
+        "volumes": {"/mnt/v": "my-volume"},
+        "event_callback": "echo '$JOB_ID' \"done: #1\"",
+        "config": {"kubernetes": {"pod_config": pod}},
+        "resources": {"ports": ["8080", "10052-10100"], "max_hourly_cost": 20.5, "priority": 7},
+    }
+    wanted = files.spec(tier={"infra": "aws", "extra": extra})
+    task = skypilot.load(files.laid_out(tmp_path, wanted))
+    assert task["warnings"] == []
+    (resources,) = task["resources"]
+    assert {key: resources[key] for key in ("ports", "max_hourly_cost", "priority")} == {
+        "ports": ["8080", "10052-10100"], "max_hourly_cost": 20.5, "priority": 7,
+    }  # fmt: skip
+    assert task["copies"] == extra["file_mounts"]
+    assert task["volumes"] == extra["volumes"]
+    assert task["callback"] == extra["event_callback"]
+    assert resources["_cluster_config_overrides"] == extra["config"]
+    assert list(task["buckets"]) == ["/checkpoints"]
+
+
+@pytest.mark.parametrize("section", [TOP, RESOURCES])
+def test_the_recorded_keys_are_those_of_skypilot(skypilot: SkyPilot, section: str) -> None:
+    assert sorted([*FREE[section], *SET[section], *UNFIT[section]]) == skypilot.keys()[section]
 
 
 GPU = {"use_spot": True}

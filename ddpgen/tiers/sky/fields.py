@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ddpgen.spec.fields import Choice, Flag, Text, Value, WholeNumber, setting
 from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import Prefix
 from ddpgen.spec.times import Duration
+from ddpgen.tiers.sky.extra import Extra
 from ddpgen.tiers.sky.requirement import Requirement
 
 # A number that is not 0.
@@ -93,6 +94,7 @@ class SkyJob(JobSpec):
     setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
     preempted_every: float | None = setting(Duration(), None)
     notices: bool = setting(Flag(), True)
+    extra: Mapping[str, Any] = setting(Extra(), dict)
 
     @property
     def gpu_counts(self) -> set[int]:

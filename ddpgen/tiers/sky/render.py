@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
@@ -16,10 +16,12 @@ from ddpgen.spec import unwise
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import Word, expand_home, quote
 from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
+from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 from ddpgen.tiers.sky.requirement import floats, may_bring_others, package
 
@@ -41,6 +43,7 @@ _SKYIGNORE = """\
 # With this file here SkyPilot sends all of this directory to the machines. Without it, it would leave out
 # whatever the .gitignore of a repository around it names, or fail where that names the directory itself.
 """
+_ABSOLUTE = re.compile(r"[/~]|[a-z0-9+]+://")
 # The names of jobs that SkyPilot accepts as a task's name.
 _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 
@@ -51,6 +54,7 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     yield from _machines(job)
     yield from _variables(job)
     yield from _setup(job)
+    yield from _extra(job)
     if job.nodes.elastic:
         problem = f"SkyPilot starts a fixed number of machines, not {job.nodes}"
         yield Conflict(
@@ -171,6 +175,43 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
             yield Conflict(fields, problem, "write NAME==VERSION", False)
 
 
+def _extra(job: SkyJob) -> Iterator[Conflict]:
+    bucket = f"{job.bucket.path}/" if job.bucket else ""
+    for section in ("file_mounts", "volumes"):
+        for path, source in job.extra.get(section, {}).items():
+            field, place = f"extra.{section}.{path}", f"{path.rstrip('/')}/"
+            if bucket and (place.startswith(bucket) or bucket.startswith(place)):
+                problem = f"overlaps the bucket, which is mounted at {bucket.rstrip('/')}"
+                remedy = "take another path, or set the field targets.sky.bucket.path"
+                yield Conflict((field,), problem, remedy)
+            local = source.get("source", "") if isinstance(source, Mapping) else source
+            text = local.strip('"') if isinstance(local, str) else ""
+            if section == "file_mounts" and text and not _ABSOLUTE.match(text):
+                problem = f"{text} is relative, and SkyPilot would look for it in the bundle"
+                remedy = "write /PATH, ~/PATH or a bucket's URL, or put it into code"
+                yield Conflict((field,), problem, remedy)
+    if "hooks" in job.extra.get("config", {}) and directives.hook(job):
+        problem = "is written by ddpgen, so that a pod stops cleanly before it is taken away"
+        yield Conflict(("extra.config.hooks",), problem, "write notices: false to replace it")
+    for name, value in _leaves("", job.extra):
+        if exposes_secret(name, value.strip('"')):
+            problem = f"{name} looks like a secret, and everybody who reads the bundle reads it"
+            remedy = "have SkyPilot keep it (managed_secrets)"
+            yield Conflict(("extra",), problem, remedy, False)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield each scalar of a value of `extra`, with the name of the key that holds it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(key, inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(name, inner)
+    else:
+        yield name, value
+
+
 def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     """Return sky.yaml, the files with the spec's own lines of bash, and .skyignore."""
     template_values = {**values(job, plan, "sky.activate.sh"), **_values(job)}
@@ -239,4 +280,7 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "script": "sky.setup.sh",
         "base_python": expand_home(job.python.interpreter),
         "install": _install(job),
+        "configures": bool(directives.hook(job) or job.extra.get("config")),
+        "extra": {name: job.extra.get(name) for name in MERGED},
+        "others": {name: value for name, value in job.extra.items() if name not in MERGED},
     }
