@@ -192,6 +192,33 @@ def test_the_warning_comes_from_what_earlier_starts_have_measured(
     assert options == ([signal_option] if signal_option else [])
 
 
+@pytest.mark.parametrize(
+    ("slurm", "name"),
+    [
+        ("extra: --output=PLACE/%x-%j.out", "gpt-4711.out"),
+        ("array: 0-3, extra: --output=PLACE/%A_%a.out", "4711_*.out"),
+    ],
+)
+def test_a_log_may_lie_where_the_spec_says(
+    slurm: str, name: str, run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+) -> None:
+    tier = slurm.replace("PLACE", str(tmp_path / "mine"))
+    run("launch", spec(GPT + f"targets:\n  slurm: {{{tier}}}\n"), "--target", "slurm")
+    assert not [word for word in cluster.calls("sbatch")[1] if word.startswith("--output")]
+    assert remembered(tmp_path, "slurm")["log"] == str(tmp_path / "mine" / name)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name.replace("*", "2")).write_text("one\n")
+    assert ddpgen("logs", "job.yaml", cwd=tmp_path).stdout == "one\n"
+
+
+def test_a_log_in_a_directory_that_slurm_names_is_asked_for(
+    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+) -> None:
+    tier = f"extra: --output={tmp_path}/%u/%j.out"
+    run("launch", spec(GPT + f"targets:\n  slurm: {{{tier}}}\n"), "--target", "slurm")
+    assert remembered(tmp_path, "slurm")["log"] == ""
+
+
 def test_an_array_has_a_log_and_a_directory_for_each_task(
     run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
 ) -> None:

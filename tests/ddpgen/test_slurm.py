@@ -110,13 +110,24 @@ def test_a_range_of_nodes_goes_without_the_option_that_would_narrow_it(
         ("mail_to: 'a@b.c,d'", "--mail-user=a@b.c,d"),
         ("mail_to: [a@b.c, d]", "--mail-user=a@b.c,d"),
         ("extra: --mem-per-gpu=4G", "--mem-per-gpu=4G"),
+        ("extra: --gres=nvme:1", "--gres=nvme:1"),
+        ("gpus_per_node: 2, extra: --gres=nvme:1", "--gpus-per-node=2"),
+        ("gpus_per_node: 2, gpu_request: gres, extra: --gres=nvme:1", "--gres=gpu:2,nvme:1"),
+        ("gpus_per_node: 2, extra: ['--gres=gpu:2,nvme:1']", "--gres=gpu:2,nvme:1"),
+        ("gpus_per_node: 2, extra: ['--gres=gpu:a100:2']", "--gres=gpu:a100:2"),
+        ("extra: --output=/logs/%x-%j.out", "--output=/logs/%x-%j.out"),
         ("step_time: 20s, write_time: 40s", "--signal=B:USR1@120"),
         ("warning: 90s", "--signal=B:USR1@90"),
         ("time: 9min", "--signal=B:USR1@180"),
     ],
 )
 def test_fields_become_directives(slurm: str, asked: str) -> None:
-    assert asked in directives(slurm)
+    written = directives(slurm)
+    assert asked in written
+    assert sum(word.startswith(("--gres", "--gpus")) for word in written) <= (
+        2 if slurm == "gpus_per_node: 2, extra: --gres=nvme:1" else 1
+    )
+    assert sum(word.startswith("--output") for word in written) == 1
     whole_nodes = f"{slurm}, gpus_per_node: 2, gpu_request: none"
     if "gpu" not in slurm:
         assert directives(whole_nodes) == directives(slurm)
@@ -153,6 +164,22 @@ REFUSED = [
         "9:18 targets.slurm.extra",
         "holds the value of HF_TOKEN",
     ),
+    ("extra: --gres=gpu:8", "9:18 targets.slurm.extra", "gpus_per_node: 8"),
+    (
+        "gpus_per_node: 2, extra: --gres=gpu:1",
+        "9:36 targets.slurm.extra",
+        "gpus_per_node: 1",
+    ),
+    (
+        "gpus_per_node: 2, gpu_type: a100, extra: ['--gres=nvme:1,gpu:h100:2']",
+        "9:52 targets.slurm.extra",
+        "gpu_type: h100",
+    ),
+    ("extra: --output=logs/%j.log", "9:18 targets.slurm.extra", "/PATH"),
+    ("extra: --error=/x/%j.err", "9:18 targets.slurm.extra", "--output=/PATH"),
+    ("extra: [--het-group=0]", "9:19 targets.slurm.extra[0]", "one component"),
+    ("extra: [hetjob]", "9:19 targets.slurm.extra[0]", "one component"),
+    ("extra: --no-requeue", "9:18 targets.slurm.extra", "requeues: 0"),
     ("extra: mem=4G", "9:18 targets.slurm.extra", "--qos"),
     ("extra: --nodes=3", "9:18 targets.slurm.extra", "--nodes"),
     ("extra: ['--open-mode=truncate']", "9:19 targets.slurm.extra[0]", "--open-mode"),
@@ -188,6 +215,8 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 
 
 WARNED = [
+    ("extra: --output=/x/a.log", "9:18 targets.slurm.extra", "%j"),
+    ("array: 0-3, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
     ("mem: 4", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000K", "9:16 targets.slurm.mem", "16G"),
     ("time: 1h, checkpoint: {every: 1h}", "9:41 targets.slurm.checkpoint.every", "limit"),

@@ -6,7 +6,9 @@ Owns every option of sbatch that we write, with the reason for those that are no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 
@@ -15,12 +17,63 @@ _SLACK_S = 60.0
 _WARNING_S = 300.0
 LONGEST_WARNING_S = 65535.0  # --signal takes no more
 _MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
-# Options that this tier writes. `extra` may not repeat one, because sbatch silently takes the last value.
-WRITTEN_OPTIONS = frozenset([
-    *DIRECTIVES, "chdir", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input",
-    "job-name", "mail-type", "mail-user", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
-    "parsable", "requeue", "signal", "test-only", "time", "wrap",
-])  # fmt: skip
+# Options that this tier writes → what to write for them. `extra` may not repeat one, because sbatch silently takes the
+# last value.
+WRITTEN_OPTIONS: Mapping[str, str] = {
+    **{option: f"write {name}:" for option, name in DIRECTIVES.items()},
+    "chdir": "leave it out: the job runs in its bundle",
+    "cpus-per-task": "write cpus_per_proc:",
+    "error": "leave it out, so that ddpgen logs shows all; --output=/PATH/%x-%j.log moves the log",
+    "exclusive": "write exclusive: true",
+    "gpus-per-node": "write gpus_per_node:",
+    "gpus-per-task": "write gpus_per_node: and gpu_request: gpus-per-task",
+    "input": "leave it out: the job reads no input",
+    "job-name": "write name:",
+    "mail-type": "write mail_on:",
+    "mail-user": "write mail_to:",
+    "mem": "write mem:",
+    "no-requeue": "write requeues: 0",
+    "nodes": "write nodes:",
+    "ntasks": "write nodes: and procs_per_node:",
+    "ntasks-per-node": "write procs_per_node:",
+    "open-mode": "leave it out: every start appends to the log",
+    "parsable": "leave it out",
+    "requeue": "write requeues:",
+    "signal": "write warning:",
+    "test-only": "leave it out, and run sbatch --test-only",
+    "time": "write time:",
+    "wrap": "leave it out: the job is a script",
+}
+
+
+class Gres(NamedTuple):
+    """One item of --gres, such as gpu:a100:8."""
+
+    text: str
+    name: str
+    kind: str
+    number: int
+
+
+def gres(job: SlurmJob) -> list[Gres]:
+    """Return the items of --gres in `extra`."""
+    items = []
+    for value in _values(job, "gres"):
+        for text in value.split(","):
+            name, *rest = re.sub(r"^gres[:/]", "", text).split(":")
+            number = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+            items.append(Gres(text, name, ":".join(rest), number))
+    return items
+
+
+def output(job: SlurmJob) -> str | None:
+    """Return the pattern of the log in `extra`; None without one."""
+    return next(iter(_values(job, "output")), None)
+
+
+def _values(job: SlurmJob, option: str) -> list[str]:
+    words = [word.partition("=") for word in job.extra]
+    return [value for name, _, value in words if name == f"--{option}"]
 
 
 def cpus_per_task(job: SlurmJob) -> int:
@@ -68,12 +121,13 @@ def directives(job: SlurmJob) -> Iterator[str]:
         yield f"--mail-user={','.join(job.mail_to)}"
         yield f"--mail-type={','.join(job.mail_on)}"
     # Every start appends to it. The path is relative to the directory of the submission, because that exists.
-    yield f"--output=%x-{'%A_%a' if job.indices else '%j'}.log"
+    if output(job) is None:
+        yield f"--output=%x-{'%A_%a' if job.indices else '%j'}.log"
     yield "--open-mode=append"
     yield "--requeue"
     # B: sends the signal to the batch script alone. It would kill a training process that does not expect it.
     yield f"--signal=B:USR1@{int(warning_s(job))}"
-    yield from job.extra
+    yield from (option for option in job.extra if not option.startswith("--gres="))
 
 
 def _size(job: SlurmJob) -> Iterator[str]:
@@ -84,10 +138,16 @@ def _size(job: SlurmJob) -> Iterator[str]:
     if not job.nodes.elastic:
         yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={cpus_per_task(job)}"
-    if job.gpus_per_node and job.gpu_request != "none":
+    resources = gres(job)
+    items = [item.text for item in resources]
+    if job.gpus_per_node and job.gpu_request != "none" and "gpu" not in {r.name for r in resources}:
         kind = f"{job.gpu_type}:" if job.gpu_type else ""
-        form = f"gpu:{kind}" if job.gpu_request == "gres" else kind
-        yield f"--{job.gpu_request}={form}{job.gpus_per_node}"
+        if job.gpu_request == "gres":  # a second --gres would replace the first
+            items.insert(0, f"gpu:{kind}{job.gpus_per_node}")
+        else:
+            yield f"--{job.gpu_request}={kind}{job.gpus_per_node}"
+    if items:
+        yield f"--gres={','.join(items)}"
     if job.mem is not None:
         yield f"--mem={job.mem}"
     if job.time is not None:

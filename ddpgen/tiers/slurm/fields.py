@@ -6,24 +6,38 @@ tiers/slurm/directives.py turns the fields into `#SBATCH` lines.
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Text, WholeNumber, setting
+from ddpgen.spec.fields import Choice, Flag, Refused, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import Environment, JobSpec
 from ddpgen.spec.places import Destination, EnvironmentPath, HostPath
 from ddpgen.spec.times import ClockTime, Duration
+from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers.slurm.notation import WORD, ArrayIndices, Dependency, Directive, NodeList
 
 if TYPE_CHECKING:
     from ddpgen.tiers.slurm.site_limits import Limits
 
 SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
-_OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
+
+
+class Option(Text):
+    """An option of sbatch that has no field."""
+
+    def __init__(self) -> None:
+        super().__init__(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
+
+    def parse(self, raw: Scalar) -> str:
+        if re.match(r"(hetjob|packjob|:)(\s|$)|--(het|pack)-group\b", raw.text):
+            problem = f"{raw.text} makes components with nodes of their own, and the job runs on those of one component alone"
+            raise Refused(problem, "ask for all nodes at once, with nodes: and constraint:")
+        return super().parse(raw)
 
 
 class LimitsGroup(Group):
@@ -111,7 +125,7 @@ class SlurmJob(JobSpec):
         ),
         None,
     )
-    extra: tuple[str, ...] = setting(Texts(_OPTION), ())
+    extra: tuple[str, ...] = setting(Texts(Option()), ())
     requeues: int = setting(WholeNumber(0, 10_000), 20)
     warning: float | None = setting(Duration(), None)
     step_time: float | None = setting(Duration(), None)

@@ -52,9 +52,11 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         yield Conflict(("array",), problem, remedy)
     for i, option in enumerate(job.extra):
         name = option[2:].partition("=")[0]
-        if name in directives.WRITTEN_OPTIONS:
-            problem = f"--{name} is said by this tier itself"
-            yield Conflict((f"extra[{i}]", "extra"), problem, "use the field for it (docs/spec.md)")
+        if instead := directives.WRITTEN_OPTIONS.get(name):
+            problem = f"--{name} is decided by ddpgen"
+            yield Conflict((f"extra[{i}]", "extra"), problem, instead)
+    yield from _gres(job)
+    yield from _output(job)
     if job.gpu_type and not job.gpus_per_node:
         problem = "names a type of GPU, and the job asks for none"
         yield Conflict(("gpu_type",), problem, f"write gpus_per_node: {job.procs_per_node}")
@@ -64,6 +66,32 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
     if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
         problem = "is asked for nowhere with gpu_request: none"
         yield Conflict(("gpu_type", "gpu_request"), problem, "leave one of them out")
+
+
+def _gres(job: SlurmJob) -> Iterator[Conflict]:
+    for item in directives.gres(job):
+        if item.name != "gpu":
+            continue
+        if item.number != job.gpus_per_node or item.kind != (job.gpu_type or item.kind):
+            kind = f" of type {job.gpu_type}" if job.gpu_type else ""
+            problem = f"--gres={item.text}, and the job uses {job.gpus_per_node or 0} GPUs{kind} on each node"
+            remedy = f"write gpus_per_node: {item.number}, procs_per_node: {item.number}"
+            if item.kind:
+                remedy += f", gpu_type: {item.kind}"
+            yield Conflict(("extra", "gpus_per_node"), problem, remedy)
+
+
+def _output(job: SlurmJob) -> Iterator[Conflict]:
+    pattern = directives.output(job)
+    if pattern is None:
+        return
+    if not pattern.startswith("/"):
+        problem = f"--output={pattern} starts at the directory of the submission, which is a copy that goes away"
+        yield Conflict(("extra",), problem, "write /PATH/%x-%j.log, in a directory that exists")
+    of_one, needed = ("tasks of the array", "a") if job.indices else ("jobs", "jJA")
+    if not re.search(f"%[0-9]*[{needed}]", pattern):
+        problem = f"--output={pattern} is one file for all {of_one}"
+        yield Conflict(("extra",), problem, f"add %{needed[0]}", False)
 
 
 def _times(job: SlurmJob) -> Iterator[Conflict]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,10 +64,20 @@ def submit(
         if messages := [line for line in output.splitlines() if not jobs.submitted(line)]:
             _log.info("\n".join(messages))
         number, cluster = submitted
-        name = f"{job.name}-{number}_*.log" if job.indices else f"{job.name}-{number}.log"
     ids = {name: f"{number}_{i}" for name, i in tasks.items()}
-    log = f"{machine.base}/{_LOGS}/{name}"
+    log = _log_file(machine, job, number)
     return Launch("slurm", number, cluster, log, machine.name, points=ids)
+
+
+def _log_file(machine: Machine, job: SlurmJob, number: str) -> str:
+    """Return the path of the job's output, with `*` for the task of an array; "" if only Slurm can tell."""
+    pattern = directives.output(job)
+    if pattern is None:
+        name = f"{job.name}-{number}_*.log" if job.indices else f"{job.name}-{number}.log"
+        return f"{machine.base}/{_LOGS}/{name}"
+    known = {"x": job.name, "A": number, "%": "%"} | ({} if job.indices else {"j": number})
+    path = re.sub(r"%([0-9]*[a-zA-Z%])", lambda match: known.get(match[1], "*"), pattern)
+    return "" if "*" in path.rpartition("/")[0] else path
 
 
 def _copy_to_machine(machine: Machine, copy: Path) -> str:
@@ -90,7 +101,8 @@ def _options(machine: Machine, job: SlurmJob) -> list[str]:
     pattern = "%x-%A_%a.log" if job.indices else "%x-%j.log"
     warning = _measured_warning(machine, job)
     signal = [] if warning is None else [f"--signal=B:USR1@{warning}"]
-    return [f"--output=../../{_LOGS}/{pattern}", *signal]
+    own_log = directives.output(job) is not None
+    return [*([] if own_log else [f"--output=../../{_LOGS}/{pattern}"]), *signal]
 
 
 def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:
