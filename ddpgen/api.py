@@ -73,6 +73,21 @@ class Launch(NamedTuple):
     exit_code: int | None = None
 
 
+class Preview(NamedTuple):
+    """All that a launch would do.
+
+    `files`: the bytes of each file of the bundle. `changed`: False if the directory holds these files already.
+    `secrets`: the file of each, by name; "" if the environment holds the value. `commands`: a line for each copy, and
+    for each command after `+ `.
+    """
+
+    directory: Path
+    files: Mapping[str, int]
+    changed: bool
+    secrets: Mapping[str, str]
+    commands: tuple[str, ...]
+
+
 def load(
     spec: StrPath | Mapping[str, Any],
     *,
@@ -236,6 +251,41 @@ class Spec:
             else:
                 waiting.append(name)
         return waiting
+
+    def preview(
+        self,
+        target: str,
+        arguments: Sequence[str] = (),
+        *,
+        only: Sequence[str] = (),
+        output: StrPath | None = None,
+        templates: StrPath | None = None,
+        force: bool = False,
+        limit_mib: int = 100,
+    ) -> Preview:
+        """Return all that launch() with these arguments would write, send and run. Nothing of it is done.
+
+        It asks no machine, so the commands are those for all chosen points of a sweep. Raises the errors of render();
+        OptionRefusedError if no point has all of `only`.
+        """
+        from ddpgen.monitor import snapshot
+
+        chosen_job, tier = self.job(target), TIERS[target]
+        points = sweep.chosen(chosen_job, only)
+        self.log(self.validate(target))
+        how = job.Render(_path(output), _path(templates), force, limit_mib, preview=True)
+        rendered = job.write_bundle(self.readings, [target], self.home, how)
+        self.log(rendered.warnings)
+        directory, written = job.output_directory(self.readings, how), rendered.written
+        commands = []
+        if tier.start:
+            arguments = [*(f"--point={name}" for name in points if only), *arguments]
+            words = ["bash", as_argument(str(directory / tier.start)), *arguments]
+            commands.append(f"+ {shlex.join(words)}")
+        copy = snapshot.path(directory.absolute(), written.listing)
+        commands += tier.preview(chosen_job, directory, copy, arguments, points)
+        secrets = {each.name: each.file for each in chosen_job.secrets}
+        return Preview(directory, written.sizes, written.changed, secrets, tuple(commands))
 
     def status(self, target: str | None = None, *, output: StrPath | None = None) -> Status:
         """Return the status of the job, as `ddpgen status --json` prints it.

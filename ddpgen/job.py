@@ -15,11 +15,7 @@ from ddpgen import __version__
 from ddpgen.adopt import lines, program
 from ddpgen.bundle import code, lock, source
 from ddpgen.driver.wording import first_names
-from ddpgen.errors import (
-    Finding,
-    SpecInvalidError,
-    TargetUnavailableError,
-)
+from ddpgen.errors import Finding, SpecInvalidError, TargetUnavailableError
 from ddpgen.site import layers
 from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.spec import unwise
@@ -41,12 +37,13 @@ BUILD = "build"  # the directory of the bundles
 
 
 class Render(NamedTuple):
-    """The options of a render. `output`: the bundle's directory. `limit_mib`: the most that `code` may have."""
+    """The options of a render. `output`: the bundle's directory. `preview`: write nothing."""
 
     output: Path | None = None
     templates: Path | None = None
     force: bool = False
-    limit_mib: int = 100
+    limit_mib: int = 100  # the most that `code` may have
+    preview: bool = False
 
 
 class Rendered(NamedTuple):
@@ -157,8 +154,7 @@ def write_bundle(
         _refuse_inside(directory, readings[tier])
     write.refuse_inside_another(directory)
     checkpoints = {job.checkpoint.path or "checkpoints" for job in jobs}
-    own_paths = [directory, directory.parent / ".submitted"]
-    own_paths += [directory.parent / path for path in sorted(checkpoints)]
+    own_paths = [directory, *(directory.parent / path for path in (".submitted", *checkpoints))]
     if options.output is None:
         # The logs of launches from build/. With -o, a directory of this name may be the user's.
         own_paths.append(directory.parent / "logs")
@@ -185,7 +181,8 @@ def write_bundle(
         "spec": {tier: Group(MODELS[tier]).dump(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
-    return Rendered(rendered, write.write(directory, items, facts, options.force), warnings)
+    put = write.preview if options.preview else write.write
+    return Rendered(rendered, put(directory, items, facts, options.force), warnings)
 
 
 def _gather(

@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddpgen.driver.wording import first_names
@@ -42,11 +43,16 @@ class Item(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The result of write(). `dropped`: the tiers that the bundle was rendered for before, and not now."""
+    """The result of write(). `dropped`: the tiers that the bundle was rendered for before, and not now.
+
+    `sizes`: the bytes of each file. `listing`: the content of bundle.json. Both are those of preview() alone.
+    """
 
     files: int
     changed: bool
     dropped: Sequence[str] = ()
+    sizes: Mapping[str, int] = MappingProxyType({})
+    listing: bytes = b""
 
 
 def write(
@@ -58,8 +64,7 @@ def write(
     Raises BundleRefusedError if foreign or edited files would be lost (`force` gives up the edited
     ones), FileTroubleError if the system refuses.
     """
-    files = {item.path: _content(item) for item in items}
-    sums = {path: hashlib.sha256(content).hexdigest() for path, (content, _) in files.items()}
+    files, sums = _files(items)
     directory = Path(os.path.abspath(directory))
     try:
         _refuse_unusable(directory)
@@ -68,14 +73,8 @@ def write(
         with exclusive_lock(directory):
             _clean_up(directory, stage, old)
             old_facts = listing(directory)
-            # The same files at another commit, or from other layers, are the same bundle.
-            origin = {name: old_facts.get(name) for name in ("source", "layers")}
-            files[LISTING] = _listing({**facts, **origin, "files": sums})
-            differ = (path for path, file in files.items() if not _holds(directory / path, *file))
-            if (first := next(differ, None)) is None:
+            if _is_current(directory, files, {**facts, "files": sums}, old_facts):
                 return WriteResult(len(files), changed=False)
-            _log.debug(f"write {directory}: {first} is missing there, or differs")
-            files[LISTING] = _listing({**facts, "files": sums})
             _refuse_losses(directory, old_facts, force)
             try:
                 _fill(stage, files)
@@ -84,9 +83,57 @@ def write(
                 shutil.rmtree(stage, ignore_errors=True)
     except OSError as error:
         raise _trouble(directory, error) from None
+    return WriteResult(len(files), changed=True, dropped=_dropped(facts, old_facts))
+
+
+def preview(
+    directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool
+) -> WriteResult:
+    """Return the result of write() with these arguments, and write nothing. Raise its errors."""
+    files, sums = _files(items)
+    directory = Path(os.path.abspath(directory))
+    try:
+        _refuse_unusable(directory)
+        old_facts = listing(directory)
+        is_changed = not _is_current(directory, files, {**facts, "files": sums}, old_facts)
+        if is_changed:
+            _refuse_losses(directory, old_facts, force)
+            if directory.exists():
+                _refuse_in_use(directory)
+    except OSError as error:
+        raise _trouble(directory, error) from None
+    sizes = {path: len(content) for path, (content, _) in sorted(files.items())}
+    dropped = _dropped(facts, old_facts) if is_changed else ()
+    return WriteResult(len(files), is_changed, dropped, sizes, files[LISTING][0])
+
+
+def _files(items: Sequence[Item]) -> tuple[dict[str, tuple[bytes, int]], dict[str, str]]:
+    """Return content and mode of each file, and the hash of each."""
+    files = {item.path: _content(item) for item in items}
+    return files, {path: hashlib.sha256(file[0]).hexdigest() for path, file in files.items()}
+
+
+def _is_current(
+    directory: Path,
+    files: dict[str, tuple[bytes, int]],
+    facts: Mapping[str, Any],
+    old_facts: Mapping[str, Any],
+) -> bool:
+    """Add bundle.json to `files`, and return True if the directory holds all of them."""
+    # The same files at another commit, or from other layers, are the same bundle.
+    origin = {name: old_facts.get(name) for name in ("source", "layers")}
+    files[LISTING] = _listing({**facts, **origin})
+    differ = (path for path, file in files.items() if not _holds(directory / path, *file))
+    if (first := next(differ, None)) is None:
+        return True
+    _log.debug(f"write {directory}: {first} is missing there, or differs")
+    files[LISTING] = _listing(facts)
+    return False
+
+
+def _dropped(facts: Mapping[str, Any], old_facts: Mapping[str, Any]) -> list[str]:
     targets = facts.get("targets", [])
-    dropped = [str(tier) for tier in old_facts.get("targets", []) if tier not in targets]
-    return WriteResult(len(files), changed=True, dropped=dropped)
+    return [str(tier) for tier in old_facts.get("targets", []) if tier not in targets]
 
 
 def listing(directory: Path) -> dict[str, Any]:

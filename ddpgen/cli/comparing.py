@@ -112,9 +112,10 @@ def verify(
     "-o", "--output", type=PathOption(path_type=Path), metavar="DIR",
     help="Where.  [default: build/<name>-reproduced]",
 )  # fmt: skip
+@JSON
 def reproduce(
-    job: str, target: str | None, procs: int | None, steps: int | None, output: Path | None
-) -> None:
+    job: str, target: str | None, procs: int | None, steps: int | None, output: Path | None, as_json: bool
+) -> None:  # fmt: skip
     """Compute a run again from its first step, and compare. It runs from the bundle that the run keeps.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. What is made
@@ -132,6 +133,10 @@ def reproduce(
 
     if target is not None and (procs is not None or steps is not None):
         raise click.UsageError("--procs and --steps are for a run here; leave --target out.")
+    if as_json and target is not None and not TIERS[target].start:
+        raise click.UsageError(
+            f"--json is for the verdict, and on {target} it comes later; leave it out."
+        )
     directory = _run_directory(job)
     os.environ["DDPGEN_CALLED_AS"] = "ddpgen reproduce"
     place = again.new_directory(directory, output)
@@ -141,7 +146,7 @@ def reproduce(
     bundle = Path(said.rstrip("\n"))
     if target is None:
         _log.info(f"{bundle}: {again.compared(bundle)}")
-        options = given(**{"from": 0}, steps=steps, procs=procs, keep=place)
+        options = given(**{"from": 0}, steps=steps, procs=procs, keep=place, json=as_json)
         become_module("verify", directory, options)
     try:
         made, checkpoints, point = again.launched(bundle, target, directory)
@@ -152,11 +157,11 @@ def reproduce(
     tier = TIERS[target]
     if tier.start:
         with Interrupts() as interrupts:
-            options = [f"--point={name}" for name in point]
-            code = interrupts.run(["bash", str(bundle / tier.start), *options])
+            start = ["bash", str(bundle / tier.start), *(f"--point={name}" for name in point)]
+            code = interrupts.run(start, sys.stderr.fileno() if as_json else None)
         if code:
             sys.exit(code)
-        become_module("diff", directory, [], checkpoints)
+        become_module("diff", directory, given(json=as_json), checkpoints)
     click.echo(tier.submit(made, bundle, [], point).job)
     _log.info(f"next, when it is done: ddpgen diff {directory} {checkpoints}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,9 +21,13 @@ from ddpgen.cli.shared import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpgen.api import Preview
     from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
+_OWN_FOLDERS = ("hosts/driver/", "train/")  # of a bundle: the same files for every job
 _MISSPELT = 0.8  # the least likeness to an option of launch; --steps and --set have 0.67
 
 
@@ -79,10 +84,15 @@ class _Launch(click.Command):
 @ONE_TIER
 @ONLY
 @render_options
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show each file and each command of the launch, and do nothing.",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(
-    spec: str, chosen: Chosen, target: str, arguments: tuple[str, ...], **options: Any
-) -> None:
+    spec: str, chosen: Chosen, target: str, dry_run: bool, arguments: tuple[str, ...], **options: Any
+) -> None:  # fmt: skip
     """Render a job, and start or submit it. Each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
@@ -96,6 +106,11 @@ def launch(
     from ddpgen.programs import become
 
     read = loaded(spec, target, chosen)
+    if dry_run:
+        for line in _lines(read.preview(target, arguments, **options)):
+            click.echo(line)
+        _log.info("nothing was written, sent or started")
+        return
     launched = read.launch(target, arguments, run=become, **options)
     if launched.job:
         click.echo(launched.job)
@@ -103,3 +118,23 @@ def launch(
     for following in ("status", f"logs --follow{one_point}", "stop"):
         # The bundle, because the spec may be another job without this command's options and environment.
         _log.info(f"next: ddpgen {following} {named(launched.bundle.directory)}")
+
+
+def _lines(preview: Preview) -> Iterator[str]:
+    """Yield the lines of a dry run: the bundle with its files, the secrets by name, and the commands."""
+    state = "to be written" if preview.changed else "as it is there"
+    size = sum(preview.files.values()) / 1024
+    yield f"{preview.directory}: {len(preview.files)} files, {size:.0f} KiB, {state}"
+    folded = Counter[str]()
+    for name in preview.files:
+        folder = next(filter(name.startswith, _OWN_FOLDERS), "")
+        folded[folder] += 1
+        if folder:
+            _log.debug(f"  {name}")
+        else:
+            yield f"  {name}"
+    for folder in filter(folded.get, _OWN_FOLDERS):
+        yield f"  {folder} ({folded[folder]} files of ddpgen; -v names them)"
+    for name, file in preview.secrets.items():
+        yield f"secret {name}: from {file or 'your environment'}"
+    yield from preview.commands

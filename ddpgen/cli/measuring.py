@@ -103,14 +103,33 @@ def predict(
     click.echo(page.as_json(prediction) if as_json else page.as_text(prediction))
 
 
-@cli.command()
+class _Measuring(click.Command):
+    """A command whose --json prints the figures, and --json FILE writes them to a file as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter:
+            if "--json" not in words:
+                raise
+        # The word behind --json was the spec.
+        words[words.index("--json")] = f"--json={_STDOUT}"
+        return super().parse_args(ctx, words)
+
+
+_STDOUT = Path("-")
+_FIGURES = click.option(
+    "--json", "json_to", type=FILE, is_flag=False, flag_value=str(_STDOUT), metavar="[FILE]",
+    help="For programs instead of people. With FILE: also write it there.",
+)  # fmt: skip
+
+
+@cli.command(cls=_Measuring)
 @spec_argument
 @ONE_TIER
-@click.option(
-    "--json", "to", type=FILE, metavar="FILE",
-    help="Also copy the figures there.",
-)  # fmt: skip
-def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
+@_FIGURES
+def probe(spec: str, chosen: Chosen, target: str, json_to: Path | None) -> None:
     """Measure network and collectives by the job's own launch. Nothing is trained.
 
     Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
@@ -129,7 +148,7 @@ def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
     from ddpgen.tiers.registry import TIERS
 
     here = [name for name, tier in TIERS.items() if tier.start]
-    if to is not None and target not in here:
+    if json_to is not None and target not in here:
         raise click.UsageError(
             f"--json goes with {' and '.join(here)}; on {target} the figures stay there."
         )
@@ -150,17 +169,22 @@ def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
     figures = record.checkpoints(probed[target].job, bundle.absolute().parent) / probe.PROBE
     with contextlib.suppress(OSError):
         figures.unlink()  # an earlier probe's, because this one may end without figures
+    # Standard output is for the figures alone, if a program reads it.
+    output = sys.stderr.fileno() if json_to == _STDOUT else None
     with Interrupts() as interrupts:
-        code = interrupts.run([*start, "--probe"])
+        code = interrupts.run([*start, "--probe"], output)
         if tier.fetch_option and code in (0, 75):
-            interrupts.run([*start, tier.fetch_option])
+            interrupts.run([*start, tier.fetch_option], output)
     # A launch that was refused has no figures, and its exit code says why.
-    if to is not None and (code == 0 or figures.exists()):
-        probe.copy(figures, to)
+    if json_to is not None and (code == 0 or figures.exists()):
+        if json_to == _STDOUT:
+            click.echo(probe.read(figures), nl=False)
+        else:
+            probe.copy(figures, json_to)
     sys.exit(code)
 
 
-@cli.command()
+@cli.command(cls=_Measuring)
 @spec_argument
 @click.option(
     "--shapes", type=Quantity("shapes"), metavar="LIST",
@@ -182,7 +206,7 @@ def probe(spec: str, chosen: Chosen, target: str, to: Path | None) -> None:
     "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
     help="What gradients get of that link's rate.",
 )  # fmt: skip
-@click.option("--json", "json_to", type=FILE, metavar="FILE", help="Also write it for programs.")
+@_FIGURES
 @click.option("--markdown", "markdown_to", type=FILE, metavar="FILE", help="Also, as Markdown.")
 @PLOT
 def bench(
@@ -225,12 +249,12 @@ def bench(
     machine = {"processors": os.cpu_count(), "ddpgen": __version__}
     name = next(iter(tiers.values())).job.name
     table = bench_table.make(jobs, runs, machine, name, link, efficiency)
-    click.echo(bench_table.as_text(table))
+    click.echo(bench_table.as_json(table) if json_to == _STDOUT else bench_table.as_text(table))
     for place, text in (
         (json_to, bench_table.as_json(table)),
         (markdown_to, bench_table.as_markdown(table)),
     ):
-        if place is not None:
+        if place not in (None, _STDOUT):
             _write(place, text)
     if plot is not None:
         pictures.bench(table, plot)

@@ -38,6 +38,14 @@ def probed(reading: Reading) -> Reading:
     return derived(reading, "probe")
 
 
+def read(figures: Path) -> str:
+    """Return the figures of a probe as text. Raise FileTroubleError."""
+    try:
+        return figures.read_text("utf-8")
+    except OSError as error:
+        raise FileTroubleError(f"{figures}: {error.strerror}") from None
+
+
 def copy(figures: Path, target: Path) -> None:
     """Copy the figures of a probe. Raise FileTroubleError."""
     try:

@@ -19,6 +19,12 @@ DIRECTORY = ".submitted"
 _DIGITS = 12
 
 
+def path(directory: Path, listing: bytes) -> Path:
+    """Return the path of the copy of a bundle whose bundle.json holds `listing`."""
+    digest = hashlib.sha256(listing).hexdigest()[:_DIGITS]
+    return directory.parent / DIRECTORY / f"{directory.name}-{digest}"
+
+
 def copy_bundle(directory: Path) -> Path:
     """Copy the bundle, unless an equal copy is there, and return the copy's path. Raise the bundle's errors."""
     directory = directory.absolute()
@@ -27,8 +33,7 @@ def copy_bundle(directory: Path) -> Path:
             raw = (directory / write.LISTING).read_bytes()
             listing: dict[str, Any] = json.loads(raw)
             items = [write.Item(name, file=directory / name) for name in listing.pop("files")]
-            digest = hashlib.sha256(raw).hexdigest()[:_DIGITS]
-            copy = directory.parent / DIRECTORY / f"{directory.name}-{digest}"
+            copy = path(directory, raw)
             made = write.write(copy, items, listing, force=True).changed
     except OSError as error:
         raise FileTroubleError(f"{directory}: {error.strerror}; render again") from None

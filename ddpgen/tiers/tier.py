@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpgen.monitor.report import JobStatus
 
 Job = TypeVar("Job", bound=JobSpec)
+Texts = Sequence[str]
 
 
 class Follow(Protocol):
@@ -96,11 +97,13 @@ class Tier(ABC, Generic[Job]):
         """Return the job in the container `image` that its lock names; unchanged if the tier starts no containers."""
         return job
 
-    def submit(
-        self, job: Job, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
-    ) -> Launch:
+    def submit(self, job: Job, bundle: Path, arguments: Texts, points: Texts = ()) -> Launch:
         """Submit a bundle, or `points` of its sweep. Raise TargetUnavailableError, FileTroubleError."""
         raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
+
+    def preview(self, job: Job, bundle: Path, copy: Path, words: Texts, points: Texts) -> Texts:
+        """Return a line for each copy and command that follows `start` in a launch. `copy`: the bundle's copy to submit."""
+        return ()
 
     @property
     @abstractmethod

@@ -86,6 +86,33 @@ def test_a_probe_without_figures_ends_as_its_launch_did(run: Run, spec: Spec) ->
     assert not Path("figures.json").exists()
 
 
+@pytest.mark.parametrize("words", [["--json", "job.yaml"], ["job.yaml", "--json"]])
+def test_figures_for_programs_are_all_that_stands_on_standard_output(
+    words: list[str], run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    figures = tmp_path / "build/checkpoints/gpt-probe/probe.json"
+    python.write_text(
+        f"#!/bin/sh\necho a table\nmkdir -p {figures.parent}\necho '{{\"a\": 1}}' >{figures}\n"
+    )
+    python.chmod(0o755)
+    spec(f"{GPT}python: {python}\n")
+    probed = run("probe", *words, "--target=local")
+    assert (probed.code, probed.out) == (0, '{"a": 1}\n'), probed.err
+    assert "a table\n" in probed.err
+    kept = run("probe", "job.yaml", "--target=local", "--json", "kept.json")
+    assert (kept.code, kept.out, Path("kept.json").read_text()) == (0, "a table\n", '{"a": 1}\n')
+    refused = run("bench", *words, "--steps=3")  # the spec is found
+    assert (refused.code, "give at least --steps" in refused.err) == (2, True), refused.err
+    assert run("probe", "--json", "--target=local").code == 2
+
+
+@pytest.mark.parametrize("command", ["render", "launch", "plan", "validate", "status", "predict"])
+def test_an_unknown_tier_is_a_wrong_argument(command: str, run: Run, spec: Spec) -> None:
+    outcome = run(command, spec(), "--target", "cloud")
+    assert (outcome.code, "write one of local, hosts, slurm, sky" in outcome.err) == (2, True)
+
+
 def ended(directory: Path, word: str) -> None:
     """A checkpoint directory whose job has ended so."""
     directory.mkdir(parents=True)
@@ -341,6 +368,45 @@ def test_launch_renders_echoes_the_command_and_becomes_it(
     assert outcome.code == 75
     assert became == [["bash", "build/gpt/local.sh", "--steps=5", "a b"]]
     assert outcome.err.splitlines()[-1] == "+ bash build/gpt/local.sh --steps=5 'a b'"
+
+
+def test_a_dry_run_shows_files_and_commands_and_does_nothing(
+    run: Run, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPGEN_SSH", "/bin/false")
+    (tmp_path / "my.py").write_text("")
+    hosts = "hosts: [{name: a}, {name: b, ssh: me@b, dir: /data}]"
+    spec(f"{GPT}code: my.py\ntargets:\n  local: {{}}\n  hosts: {{{hosts}, ssh_options: [-4]}}\n")
+    before = sorted(tmp_path.rglob("*"))
+    local = run("launch", "job.yaml", "--target", "local", "--dry-run", "--", "--steps=5", "a b")
+    assert local.code == 0, local.err
+    assert local.err.endswith("nothing was written, sent or started\n")
+    first, *files, command = local.out.splitlines()
+    assert first.startswith("build/gpt: ")
+    assert first.endswith(", to be written")
+    assert files[:3] == ["  bundle.json", "  code/my.py", "  local.sh"]
+    assert re.fullmatch(r"  train/ \(\d+ files of ddpgen; -v names them\)", files[3])
+    assert command == "+ bash build/gpt/local.sh --steps=5 'a b'"
+    assert "debug:   train/__main__.py\n" in run(
+        "-v", "launch", "job.yaml", "--target", "local", "--dry-run"
+    ).err  # fmt: skip
+    there = run("launch", "job.yaml", "--target", "hosts", "--dry-run", "-o", "out", "--", "--x=1")
+    assert there.out.splitlines()[-5:] == [
+        "+ bash out/hosts/run.sh --x=1",
+        "send out to a:ddpgen/gpt",
+        "+ /bin/false -4 a 'cd ddpgen/gpt && bash hosts/a.sh --x=1'",
+        "send out to me@b:/data/gpt",
+        "+ /bin/false -4 me@b 'cd /data/gpt && bash hosts/b.sh --x=1'",
+    ]
+    assert "  hosts/a.sh\n" in there.out
+    assert sorted(tmp_path.rglob("*")) == before
+    # A file that the launch would refuse to lose is refused now.
+    run("render", "job.yaml", "--target", "local")
+    (tmp_path / "build/gpt/local.sh").write_text("")
+    edited = run("launch", "job.yaml", "--target", "local", "--dry-run")
+    assert (edited.code, "edited by hand" in edited.err) == (73, True), edited.err
+    forced = run("launch", "job.yaml", "--target", "local", "--dry-run", "--force")
+    assert (forced.code, (tmp_path / "build/gpt/local.sh").read_text()) == (0, "")
 
 
 def test_launch_exits_with_the_code_of_the_job(spec: Spec, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -153,6 +154,23 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
     ]
     known = {"tier": "sky", "job": "7", "cluster": "", "log": "", "login": ""}
     assert remembered(tmp_path, "sky") == known
+
+
+def test_a_dry_run_shows_what_the_launch_then_does(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "5ecret")
+    spec(SECRET)
+    shown = run("launch", "job.yaml", "--target", "sky", "--dry-run", "--", "--steps=5")
+    assert (shown.code, sky.calls("sky"), [*tmp_path.glob("build")]) == (0, [], []), shown.err
+    assert "secret HF_TOKEN: from your environment\n" in shown.out
+    assert "5ecret" not in shown.out + shown.err
+    assert "look into s3://ours/gpt\n" in shown.out
+    commands = [line[2:] for line in shown.out.splitlines() if line.startswith("+ ")]
+    outcome = run("launch", "job.yaml", "--target", "sky", "--", "--steps=5")
+    assert f"+ {commands.pop()}\n" in outcome.err
+    assert [shlex.split(line)[1:] for line in commands] == sky.calls("sky")[:-1]
 
 
 def test_a_gitignore_around_it_takes_nothing_out_of_what_is_sent(

@@ -431,6 +431,32 @@ def test_secrets_reach_sbatch_by_its_environment_alone(
     assert not [path for path in written if b"f1le-secret" in path.read_bytes()]
 
 
+@pytest.mark.parametrize("tier", ["", "login: me@gate"])
+def test_a_dry_run_shows_what_the_launch_then_does(
+    tier: str, run: Run, spec: Spec, cluster: Cluster, gate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("A_TOKEN", "5ecret")
+    file = cluster.root / "token"
+    file.write_text("x")
+    file.chmod(0o600)
+    spec(f"{GPT}secrets: [A_TOKEN, B: 'file:{file}']\ntargets:\n  slurm: {{{tier}}}\n")
+    before = sorted(tmp_path.rglob("*"))
+    shown = run("launch", "job.yaml", "--target", "slurm", "--dry-run", "--", "--steps=5", "a 'b")
+    assert (shown.code, cluster.calls("sbatch")) == (0, []), shown.err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"secret A_TOKEN: from your environment\nsecret B: from {file}\n" in shown.out
+    assert "5ecret" not in shown.out + shown.err
+    commands = [line for line in shown.out.splitlines() if line.startswith("+ ")]
+    outcome = run("launch", "job.yaml", "--target", "slurm", "--", "--steps=5", "a 'b")
+    assert commands == [line for line in outcome.err.splitlines() if line.startswith("+ ")]
+    (copy,) = (tmp_path / "build/.submitted").iterdir()
+    assert f"copy build/gpt to build/.submitted/{copy.name}\n" in shown.out
+    sent = f"send build/.submitted/{copy.name} to me@gate:ddpgen/.submitted/{copy.name}\n"
+    assert (sent in shown.out) == bool(tier)
+    again = run("launch", "job.yaml", "--target", "slurm", "--dry-run", "--", "--steps=5", "a 'b")
+    assert again.out == shown.out.replace("to be written", "as it is there")
+
+
 def test_through_a_login_node_all_happens_there(
     run: Run, spec: Spec, cluster: Cluster, gate: Path
 ) -> None:

@@ -154,13 +154,13 @@ def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
         template_values = values(job.for_host(host), host_plan(job, host), lines)
         text = renderer.render("host.sh.j2", {**template_values, "host": host.name})
         artefacts += [Artefact(script, text), *renderer.activation(template_values)]
-    artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))
+    artefacts.append(Artefact("hosts/hosts.json", listing(job), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
 
 
-def _listing(job: HostsJob) -> str:
+def listing(job: HostsJob) -> str:
     """Return hosts.json, which the driver and every host's supervisor read. Each host has one line."""
     facts = {
         "name": job.name,

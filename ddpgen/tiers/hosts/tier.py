@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.rules import Conflict
@@ -27,6 +28,13 @@ class Hosts(Tier[HostsJob]):
 
     def render(self, job: HostsJob, renderer: Renderer) -> list[Artefact]:
         return render.render(job, renderer)
+
+    def preview(
+        self, job: HostsJob, bundle: Path, copy: Path, words: Sequence[str], points: Sequence[str]
+    ) -> Sequence[str]:
+        from ddpgen.tiers.hosts import preview
+
+        return list(preview.lines(render.listing(job), bundle, words))
 
     @property
     def follow(self) -> Follow:

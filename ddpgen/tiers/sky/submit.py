@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddpgen.driver import secret_values, trace
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import snapshot
+from ddpgen.monitor import places, snapshot
 from ddpgen.monitor.record import Launch
 from ddpgen.tiers.sky import bucket, follow, jobs, skypilot, store
 from ddpgen.tiers.sky.fields import SkyJob
@@ -65,6 +65,28 @@ def _submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> str:
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
         )
     return number
+
+
+def preview(
+    job: SkyJob, bundle: Path, copy: Path, arguments: Sequence[str], points: Sequence[str]
+) -> Iterator[str]:
+    """Yield a line for each copy and each command of submit(), and for its question to the bucket. Asks nobody."""
+    if not points:
+        yield from _preview(job, bundle, copy, arguments)
+    for point in points:
+        at_point = job.at_point(point)
+        assert isinstance(at_point, SkyJob)
+        yield from _preview(at_point, bundle, copy, (f"--point={point}", *arguments))
+
+
+def _preview(job: SkyJob, bundle: Path, copy: Path, arguments: Sequence[str]) -> Iterator[str]:
+    for words in (["--version"], jobs.queue()):
+        yield f"+ {skypilot.shell_line(words)}"
+    if (address := bucket.address(job, os.environ)) is not None:
+        yield f"look into {address.url}"
+    yield f"copy {bundle} to {places.short(str(copy))}"
+    launch = jobs.launch(job.name, [secret.name for secret in job.secrets], arguments)
+    yield f"+ {skypilot.shell_line(launch, str(copy))}"
 
 
 def _unfit(arguments: Sequence[str]) -> Iterator[str]:

@@ -53,6 +53,13 @@ class Sky(Tier[SkyJob]):
 
         return submit.submit(job, bundle, arguments, points)
 
+    def preview(
+        self, job: SkyJob, bundle: Path, copy: Path, words: Sequence[str], points: Sequence[str]
+    ) -> Sequence[str]:
+        from ddpgen.tiers.sky import submit
+
+        return list(submit.preview(job, bundle, copy, words, points))
+
     @property
     def follow(self) -> Follow:
         from ddpgen.tiers.sky import follow

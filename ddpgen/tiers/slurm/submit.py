@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddpgen.driver import secret_values, state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.monitor import scripts, snapshot
-from ddpgen.monitor.places import NOTHING, LoginNode, Machine, ProgramResult
+from ddpgen.monitor.places import NOTHING, LoginNode, Machine, ProgramResult, short
 from ddpgen.monitor.record import Launch
 from ddpgen.tiers.slurm import directives, jobs
 from ddpgen.tiers.slurm.fields import SlurmJob
@@ -44,9 +44,9 @@ def submit(
         if files := {secret.name: secret.file for secret in job.secrets if secret.file}:
             machine.facts(scripts.check_secret_files(files), "check the files of secrets")
         directory = _copy_to_machine(machine, copy)
-        tasks = {name: i for i, name in enumerate(job.points) if name in points}
-        array = [f"--array={','.join(map(str, tasks.values()))}{job.at_once}"] if tasks else []
-        words = [*_options(machine, job), *array, _SCRIPT, *arguments]
+        tasks = _tasks(job, points)
+        warning = _measured_warning(machine, job)
+        words = [*_options(job, warning, tasks), _SCRIPT, *arguments]
         code, output = _sbatch(machine, ["sbatch", "--test-only", *words], directory)
         if code != 0:
             raise _refused(output, "sbatch refuses the job; nothing was submitted")
@@ -96,13 +96,36 @@ def _copy_to_machine(machine: Machine, copy: Path) -> str:
     return directory
 
 
-def _options(machine: Machine, job: SlurmJob) -> list[str]:
+def preview(
+    job: SlurmJob, bundle: Path, copy: Path, arguments: Sequence[str], points: Sequence[str]
+) -> Iterator[str]:
+    """Yield a line for each copy and each command of submit(). Asks neither Slurm nor a login node.
+
+    The warning that earlier starts have measured is known only if their directory is on this machine.
+    """
+    yield f"copy {bundle} to {short(str(copy))}"
+    with control_machine(job, bundle.absolute().parent) as machine:
+        directory = f"{machine.base}/{snapshot.DIRECTORY}/{copy.name}"
+        if isinstance(machine, LoginNode):
+            yield f"send {short(str(copy))} to {machine.shown(directory)}"
+        warning = None if isinstance(machine, LoginNode) else _measured_warning(machine, job)
+        words = [*_options(job, warning, _tasks(job, points)), _SCRIPT, *arguments]
+        for action in ("--test-only", "--parsable"):
+            yield f"+ {machine.shell_line(['sbatch', action, *words], directory)}"
+
+
+def _tasks(job: SlurmJob, points: Sequence[str]) -> dict[str, int]:
+    """Return the index of each of these points in the job's array."""
+    return {name: i for i, name in enumerate(job.points) if name in points}
+
+
+def _options(job: SlurmJob, warning: int | None, tasks: Mapping[str, int]) -> list[str]:
     # Relative to the copy, so that sbatch takes no % or backslash of a directory's name for a pattern.
     pattern = "%x-%A_%a.log" if job.indices else "%x-%j.log"
-    warning = _measured_warning(machine, job)
     signal = [] if warning is None else [f"--signal=B:USR1@{warning}"]
     own_log = directives.output(job) is not None
-    return [*([] if own_log else [f"--output=../../{_LOGS}/{pattern}"]), *signal]
+    array = [f"--array={','.join(map(str, tasks.values()))}{job.at_once}"] if tasks else []
+    return [*([] if own_log else [f"--output=../../{_LOGS}/{pattern}"]), *signal, *array]
 
 
 def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:

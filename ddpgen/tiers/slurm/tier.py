@@ -46,6 +46,13 @@ class Slurm(Tier[SlurmJob]):
 
         return submit.submit(job, bundle, arguments, points)
 
+    def preview(
+        self, job: SlurmJob, bundle: Path, copy: Path, words: Sequence[str], points: Sequence[str]
+    ) -> Sequence[str]:
+        from ddpgen.tiers.slurm import submit
+
+        return list(submit.preview(job, bundle, copy, words, points))
+
     @property
     def follow(self) -> Follow:
         from ddpgen.tiers.slurm import follow
