@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddpgen.cli.completion import Words
 from ddpgen.cli.shared import (
     ONE_TIER,
     ONLY,
@@ -89,7 +90,7 @@ class _Launch(click.Command):
     is_flag=True,
     help="Show each file and each command of the launch, and do nothing.",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=Words())
 def launch(
     spec: str, chosen: Chosen, target: str, dry_run: bool, arguments: tuple[str, ...], **options: Any
 ) -> None:  # fmt: skip

@@ -18,6 +18,7 @@ from ddpgen.cli.shared import (
     ONE_TIER,
     PLOT,
     Count,
+    HostTime,
     Quantity,
     checked,
     cli,
@@ -54,7 +55,7 @@ _log = logging.getLogger(__name__)
     help="What gradients get of a link's rate.",
 )  # fmt: skip
 @click.option(
-    "--step-time", "step_times", type=Quantity("step_time"), multiple=True, metavar="[HOST=]TIME",
+    "--step-time", "step_times", type=HostTime(), multiple=True, metavar="[HOST=]TIME",
     help="What the slowest process computes for in a step, or each host.  [default: the newest run's]",
 )  # fmt: skip
 @click.option(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from ddpgen.cli.completion import SHELLS, Code
 from ddpgen.cli.shared import cli, refusals
 
 
 @cli.command()
-@click.argument("codes", nargs=-1, metavar="[CODE]...")
+@click.argument("codes", nargs=-1, metavar="[CODE]...", type=Code())
 def explain(codes: tuple[str, ...]) -> None:
     """Explain an error code of the preflight. Show cause, proof and remedy; without a code, list all codes.
 
@@ -43,7 +44,7 @@ def schema() -> None:
 
 
 @cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice([*SHELLS]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
@@ -51,8 +52,4 @@ def completion(shell: str) -> None:
     Example:
       eval "$(ddpgen completion bash)"
     """
-    from click.shell_completion import get_completion_class
-
-    completer = get_completion_class(shell)
-    assert completer is not None
-    click.echo(completer(cli, {}, "ddpgen", "_DDPGEN_COMPLETE").source())
+    click.echo(SHELLS[shell](cli, {}, "ddpgen", "_DDPGEN_COMPLETE").source(), nl=False)

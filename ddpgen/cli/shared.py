@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ddpgen import __version__
+from ddpgen.cli.completion import ProfileName, beginning, hosts_of
 from ddpgen.cli.verbosity import Commands, hide
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class TierName(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         return f"Write one of {', '.join(self._names())}."
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        names = self._names()
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return beginning(incomplete, self._names())
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
@@ -147,6 +147,16 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             return getattr(quantities, self.name)(value) if isinstance(value, str) else value
         except Refused as refused:
             self.fail(f"{refused.problem}; {refused.remedy}.", param, ctx)
+
+
+class HostTime(Quantity):
+    """A time, or HOST=TIME. A shell completes the hosts of the spec."""
+
+    def __init__(self) -> None:
+        super().__init__("step_time")
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return beginning(incomplete, (f"{name}=" for name in hosts_of(ctx)))
 
 
 class Override(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
@@ -171,7 +181,7 @@ def layer_options(command: Any) -> Any:
 
     for parameter in (
         click.option(
-            "--profile", metavar="NAME",
+            "--profile", type=ProfileName(), metavar="NAME",
             help="Take what the spec leaves out from NAME.yaml of this site.  [default: $DDPGEN_PROFILE, or the spec's]",
         ),
         click.option(

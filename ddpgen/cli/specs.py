@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddpgen.cli import verbosity
+from ddpgen.cli.completion import LoginHost
 from ddpgen.cli.shared import (
     FILE,
     JSON,
@@ -137,7 +138,12 @@ def adopt(script: Path, output: Path | None) -> None:
 
 @cli.command()
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("--login", metavar="HOST", help="Ask on this login node, by ssh.  [default: here]")
+@click.option(
+    "--login",
+    type=LoginHost(),
+    metavar="HOST",
+    help="Ask on this login node, by ssh.  [default: here]",
+)
 @click.option(
     "-o", "--output", type=FILE, metavar="FILE",
     help="The file to write.  [default: ~/.config/ddpgen/NAME.yaml]",

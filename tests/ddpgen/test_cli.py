@@ -486,37 +486,6 @@ def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(run: Run, shell: str) -> None:
-    outcome = run("completion", shell)
-    assert outcome.code == 0
-    assert "_DDPGEN_COMPLETE" in outcome.out
-
-
-def test_completion_completes(tmp_path: Path) -> None:
-    asked = {"_DDPGEN_COMPLETE": "bash_complete", "COMP_WORDS": "ddpgen val", "COMP_CWORD": "1"}
-    assert ddpgen(cwd=tmp_path, **asked).stdout == "plain,validate\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("ddpgen validate examples/to", "file,examples/to\n"),
-        ("ddpgen status bu", "file,bu\n"),
-        ("ddpgen diff a b", "file,b\n"),
-        ("ddpgen render job.yaml --target s", "plain,slurm\nplain,sky\n"),
-        ("ddpgen status job.yaml --target lo", "plain,local\n"),
-    ],
-)
-def test_completion_completes_files_and_tiers(line: str, found: str, tmp_path: Path) -> None:
-    asked = {
-        "_DDPGEN_COMPLETE": "bash_complete",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(line.count(" ")),
-    }
-    assert ddpgen(cwd=tmp_path, **asked).stdout == found
-
-
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # before the first word: the command's write fails, always
