@@ -211,7 +211,8 @@ def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
         who = str(found) if found else f"process {user.pid} ({user.name})"
         memory = f" with {user.memory} MiB" if user.memory else ""
         gpu = f"GPU {card.index} ({card.name}) of {settings.host_name}"
-        if found is not None and found.is_earlier_run_of(settings.job):
+        # A process that names no job may be of another one, and two jobs may share a GPU.
+        if found is not None and found.job and found.is_earlier_run_of(settings.job):
             cause = f"{gpu} is still held by an earlier run: {who}{memory}"
             yield Finding(
                 "GPU003", settings.host_name, cause, f"end it with `kill {user.pid}` there"

@@ -62,10 +62,10 @@ def computing() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts a process that is said to compute on a GPU."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(**env: str) -> subprocess.Popen[bytes]:
+    def begin(*words: str, **env: str) -> subprocess.Popen[bytes]:
         # Its environment and command are its own only when it has begun.
         process = subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()"],
+            [sys.executable, "-c", "print(flush=True); input()", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **env},
         )  # fmt: skip
         started.append(process)
@@ -136,6 +136,16 @@ def test_a_gpu_that_another_program_computes_on_is_a_warning_with_its_name(
     assert finding.cause.startswith("GPU 1 (NVIDIA H100 80GB HBM3) of desk ")
     assert f"process {process.pid} ({sys.executable}" in finding.cause
     assert "with 61234 MiB" in finding.cause
+
+
+def test_a_training_that_names_no_job_may_be_of_another_one(
+    smi: Fake, computing: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = computing("-m", "train")
+    smi(users=f"GPU-aaa, {process.pid}, 61234, {sys.executable}")
+    (finding,) = found()
+    assert (finding.code, finding.is_error) == ("GPU002", False)
+    assert f"process {process.pid} ({sys.executable}" in finding.cause
 
 
 def test_a_gpu_that_an_earlier_run_still_holds_is_an_error(
