@@ -183,7 +183,7 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
     """Show the last `lines` of the job's output and return the exit code. `follow`: go on with new lines.
 
-    Raises TargetUnavailableError; DdpgenError if there is no output yet.
+    Raises TargetUnavailableError; SpecUnreadableError if there is no output yet.
     """
     if isinstance(following, Path):
         return local.logs(following, lines, follow)

@@ -59,7 +59,7 @@ class Follow(Protocol):
         """Ask for a clean stop, or end the job `now`; yield lines that tell the outcome."""
 
     def logs(self, following: Following, lines: int, follow: bool) -> int:
-        """Show the end of the output and return the exit code. Raise DdpgenError if the job has printed nothing yet."""
+        """Show the end of the output and return the exit code. Raise SpecUnreadableError if nothing was printed."""
 
 
 class Tier(ABC, Generic[Job]):

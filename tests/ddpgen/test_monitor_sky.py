@@ -629,7 +629,7 @@ def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
     spec(SKY)
     assert "no job called gpt" in run("status", "job.yaml", "--target=sky").out
     unknown = run("logs", "job.yaml", "--target=sky")
-    assert (unknown.code, unknown.out) == (1, "")
+    assert (unknown.code, unknown.out) == (66, "")
     assert "no job called gpt" in unknown.err
     sky.has(managed(4, "RUNNING"))
     assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"

@@ -385,7 +385,7 @@ def test_logs_show_the_end_and_where_it_is(
 ) -> None:
     cluster.has("4711 PENDING Priority")
     missing = run("logs", "job.yaml")
-    assert (missing.code, missing.out) == (1, "")
+    assert (missing.code, missing.out) == (66, "")
     assert "gpt-4711.log is not there yet: job 4711 is PENDING (Priority)" in missing.err
     (tmp_path / "build/logs/gpt-4711.log").write_text("one\ntwo\nthree\n")
     done = ddpgen("logs", "job.yaml", "-n", "2", cwd=tmp_path)
@@ -486,7 +486,7 @@ def test_through_a_login_node_all_happens_there(
     assert run("stop", "job.yaml").code == 0
     assert (kept / "stop").exists()
     missing = run("logs", "job.yaml")
-    assert missing.code == 1
+    assert missing.code == 66
     assert missing.err.endswith("gpt-4711.log is not there yet: job 4711 is RUNNING\n")
     (gate / "my jobs/logs/gpt-4711.log").write_text("one\ntwo\n")
     shown = run("logs", "job.yaml", "--lines=1")

@@ -110,7 +110,7 @@ def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
     nothing = run("stop", "job.yaml")
     assert (nothing.code, nothing.out.partition(":")[0]) == (0, "nothing to stop")
     missing = run("logs", "job.yaml")
-    assert (missing.code, missing.out) == (1, "")
+    assert (missing.code, missing.out) == (66, "")
     assert missing.err.startswith(f"{KEPT}/metrics.jsonl is not there: no step")
 
 
@@ -141,6 +141,11 @@ def test_the_hosts_driver_answers_for_hosts(
     assert unready.err.startswith("build/gpt/hosts/run.sh is not there; render")
     Path("build/gpt/hosts").mkdir(parents=True)
     Path("build/gpt/hosts/run.sh").write_text('echo "said $*"; exit 3\n')
+    if command == "logs":
+        silent = run(*wanted)
+        assert (silent.code, silent.err.partition(":")[0]) == (66, "no host has said anything yet")
+    (place := Path("build/logs/gpt/20260101-000000-aa")).mkdir(parents=True)
+    (place / "desk.log").write_text("a line\n")
     done = later(*wanted)
     assert (done.returncode, done.stdout) == (3, f"said {option}\n")
     assert done.stderr == f"+ bash build/gpt/hosts/run.sh {option}\n"

@@ -15,7 +15,7 @@ from ddpgen.driver.plan import Plan
 from ddpgen.driver.screen import folded
 from ddpgen.driver.ssh import Ssh
 from ddpgen.driver.wording import table
-from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.errors import SpecUnreadableError, TargetUnavailableError
 from ddpgen.monitor import places
 from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following
@@ -79,12 +79,14 @@ def stop(following: Following, now: bool) -> Iterator[str]:
 
 def logs(following: Following, lines: int, follow: bool) -> NoReturn:
     """Replace this process by run.sh; with `follow`, by `tail -F` of all hosts' logs of the newest launch."""
-    if not follow:
-        become(_run_sh(following, "--logs"))
+    command = [] if follow else _run_sh(following, "--logs")
     launch = _newest_launch(following)
     if launch is None:
-        raise DdpgenError("no host has said anything yet; see ddpgen logs without --follow")
-    become(places.tail(sorted(map(str, launch.glob("*.log"))), lines, follow))
+        directory = following.bundle_parent / "logs" / following.job.name
+        raise SpecUnreadableError(
+            f"no host has said anything yet: {places.short(str(directory))} has no line of a launch"
+        )
+    become(command or places.tail(sorted(map(str, launch.glob("*.log"))), lines, follow))
 
 
 def is_live(following: Following) -> bool:

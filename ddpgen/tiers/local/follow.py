@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ddpgen.driver import state
 from ddpgen.driver.state import JobState
-from ddpgen.errors import DdpgenError
+from ddpgen.errors import SpecUnreadableError
 from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Machine
 from ddpgen.monitor.record import Following
@@ -72,13 +72,13 @@ def nothing_to_stop(directory: str, job_state: JobState, is_live: bool | None) -
 def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
     """Replace this process by `tail` of the newest start's record: a script's output, or a workload's metrics.
 
-    Raises DdpgenError if there is no such file yet.
+    Raises SpecUnreadableError if there is no such file yet.
     """
     directory = _directory(following)
     file = max((directory / "logs").glob("*.log"), default=directory / "metrics.jsonl")
     if not file.exists() and not follow:
         message = f"{places.short(str(file))} is not there: no step is on record yet"
-        raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
+        raise SpecUnreadableError(f"{message}; what local.sh says goes to the terminal it runs in")
     become(places.tail([str(file)], lines, follow))
 
 

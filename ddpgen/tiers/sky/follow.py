@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from ddpgen.driver import state
 from ddpgen.driver.state import JobState
 from ddpgen.driver.wording import ago, table
-from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.errors import SpecUnreadableError, TargetUnavailableError
 from ddpgen.monitor.places import Machine, ProgramResult
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
@@ -139,12 +139,12 @@ def stop(following: Following, now: bool) -> Iterator[str]:
 
 
 def logs(following: Following, lines: int, follow: bool) -> NoReturn:
-    """Replace this process by `sky jobs logs`. Raise TargetUnavailableError; DdpgenError if there is no job."""
+    """Replace this process by `sky jobs logs`. Raise TargetUnavailableError; SpecUnreadableError if there is no job."""
     queue = _query(following)
     if queue.failed:
         raise TargetUnavailableError(queue.reason)
     if not queue.jobs:
-        raise DdpgenError(queue.reason)
+        raise SpecUnreadableError(queue.reason)
     become([*skypilot.command(), *sky_jobs.logs(queue.jobs[-1].id, lines, follow)])
 
 

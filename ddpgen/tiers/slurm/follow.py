@@ -18,7 +18,7 @@ from ddpgen.driver import state
 from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.state import JobState
 from ddpgen.driver.wording import table
-from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.errors import SpecUnreadableError, TargetUnavailableError
 from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import LoginNode, Machine
 from ddpgen.monitor.record import Following, Launch
@@ -139,14 +139,14 @@ def stop(following: Following, now: bool) -> Iterator[str]:
 
 
 def logs(following: Following, lines: int, follow: bool) -> int:
-    """Show the end of the job's output and return the exit code. Raise TargetUnavailableError, DdpgenError."""
+    """Show the end of the job's output and return the exit code. Raise TargetUnavailableError, SpecUnreadableError."""
     with _access(following) as access:
         file = access.launched.log if access.launched else ""
         if not file:
             _, queued = _query(access)
             file = queued[-1].log if queued else ""
         if not file:
-            raise DdpgenError(access.unknown)
+            raise SpecUnreadableError(access.unknown)
         if isinstance(access.machine, LoginNode):
             _log.info(f"{access.machine.shown(file)}:")
             code = access.machine.tail(file, lines, follow)
@@ -163,7 +163,7 @@ def logs(following: Following, lines: int, follow: bool) -> int:
             f"job {e.id} is {e.state}" + (f" ({e.reason})" if e.reason else "")
             for e in _query(access)[1]
         ]
-        raise DdpgenError(
+        raise SpecUnreadableError(
             f"{access.machine.shown(file)} is not there yet: {', '.join(states) or access.unknown}"
         )
 
