@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-part=${1:-dev}
+part=${1:-dev} uv=0.13.9
 venv=.venv inputs=(requirements-dev.lock pyproject.toml tools/venv.sh)
 case $part in
 sky) venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh) ;;
@@ -80,13 +80,31 @@ else
   "$python" -m venv --clear "$venv"
 fi
 
+# Install the packages of a lock file. uv takes a tenth of pip's time. Where it cannot be installed, or cannot reach
+# the index, pip does the work.
 # 9>&-: what pip may leave running in the background must not hold our lock.
+install() {
+  local python=$venv/bin/python settings each value
+  # uv does not read the settings of pip, which say where the packages of this machine come from.
+  settings=$("$python" -m pip config list)
+  for each in SSL_CERT_FILE=cert UV_DEFAULT_INDEX=index-url UV_FIND_LINKS=find-links; do
+    value=$(sed -n "s/^\(global\|:env:\)\.${each#*=}='\(.*\)'$/\2/p" <<<"$settings" | tail -n 1)
+    if [[ -n $value ]]; then export "${each%%=*}=$value"; fi
+  done
+  if "$python" -m pip install --quiet "uv==$uv" 9>&- &&
+    "$venv/bin/uv" pip install --python "$python" --requirement "$1" 9>&-; then
+    return
+  fi
+  say "uv cannot do it here; pip does"
+  "$python" -m pip install --requirement "$1" 9>&-
+}
+
 if [[ $part == sky ]]; then
   say "2/3 installing the pinned packages: SkyPilot is a hundred of them"
-  "$venv/bin/python" -m pip install --requirement requirements-sky.lock 9>&-
+  install requirements-sky.lock
 elif [[ $part == docs ]]; then
   say "2/3 installing mkdocs"
-  "$venv/bin/python" -m pip install --requirement requirements-docs.lock 9>&-
+  install requirements-docs.lock
 elif [[ $part == frameworks ]]; then
   say "2/3 installing the frameworks that scripts are written with"
   packages=lib/python$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages
@@ -99,7 +117,7 @@ elif [[ $part == torch* ]]; then
     pytest pytest-timeout pytest-xdist jinja2 pyyaml click s3fs matplotlib tensorboard 9>&-
 else
   say "2/3 installing the pinned packages; torch is the large one, minutes on a slow line"
-  .venv/bin/python -m pip install --requirement requirements-dev.lock 9>&-
+  install requirements-dev.lock
   say "3/3 installing ddpgen from this checkout"
   .venv/bin/python -m pip install --no-build-isolation --no-deps --editable . 9>&-
 fi
