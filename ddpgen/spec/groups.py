@@ -48,6 +48,7 @@ FOREIGN_NAMES = {
 }  # fmt: skip
 _MAX_LISTED = 12  # keys; a longer list is not read
 
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
 
@@ -199,9 +200,22 @@ class Arguments(Pairs):
 
     def _word(self, node: Node, path: Path, walk: Walk) -> Any:
         """Return a value for a script as written, because version 1.10 is not 1.1, and 007 is not 7."""
-        if isinstance(node, Scalar) and node.tag in ("str", "timestamp", "int", "float"):
+        if isinstance(node, Scalar):
+            as_text = node.tag in ("str", "timestamp", "int", "float")
+            return node.text if as_text else self._free(node, path, walk)
+        return self._json(node, path, walk)
+
+    def _json(self, node: Node, path: Path, walk: Walk) -> str:
+        """Return a list or mapping for a script as JSON. A number that JSON can hold stays as written."""
+        if isinstance(node, Table):
+            items = sorted(node.entries.items())
+            pairs = (f"{_as_json(name)}: {self._json(item, path, walk)}" for name, item in items)
+            return f"{{{', '.join(pairs)}}}"
+        if isinstance(node, Listing):
+            return f"[{', '.join(self._json(item, path, walk) for item in node.items)}]"
+        if not node.quoted and _JSON_NUMBER.fullmatch(node.text):
             return node.text
-        return self._free(node, path, walk)
+        return _as_json(self._free(node, path, walk))
 
     def _free(self, node: Node, path: Path, walk: Walk) -> Any:
         if isinstance(node, Table):
@@ -343,20 +357,30 @@ def _missing(table: Table, name: str, kind: Kind) -> Finding:
     return Finding(table.position, dotted((*table.path, name)), "is missing", remedy)
 
 
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _json_value(node: Scalar) -> Any:
-    text = node.text
-    if node.quoted or node.tag in ("str", "timestamp"):
+    text, tag = node.text, node.tag
+    if not node.quoted and text in (
+        "NaN",
+        "Infinity",
+        "-Infinity",
+    ):  # Python writes these into JSON
+        tag = "float"
+    if node.quoted or tag in ("str", "timestamp"):
         number = None if node.quoted else decimal(text)
         return text if number is None else _finite(number)
-    if node.tag == "null":
+    if tag == "null":
         return None
-    if node.tag == "bool":
+    if tag == "bool":
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
         raise Refused(
             f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false'
         )
-    if node.tag not in ("int", "float"):
+    if tag not in ("int", "float"):
         raise Refused(f"is {describe(node)}", "write a plain value")
     refuse_non_number(node, f'"{text}" in quotes, or a plain number')
     if re.fullmatch(r"[-+]?[0-9_]+", text, re.ASCII):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import ddpgen
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import Run, faults
 
@@ -26,6 +27,10 @@ def program(train: str, run: Run) -> list[str]:
     Path("mine.yaml").write_text(HEAD + train)
     done = run("render", "mine.yaml", "--target", "local")
     assert done.code == 0, done
+    return rendered_program()
+
+
+def rendered_program() -> list[str]:
     text = Path("build/mine/local.sh").read_text()
     words = text.partition("\n  script ")[2].partition(' -- "$@"')[0].replace("\\\n", " ")
     return shlex.split(words)
@@ -51,15 +56,15 @@ def test_its_launch_script_promises_neither_bits_nor_a_way_on(run: Run) -> None:
             ["--deep", "--layers=1", "--layers=b c", "--lr=1e-3", "--on=true", "--run.name=$x"],
         ),
         (
-            "  args: {id: 007, n: 1_000, t: 2:00, v: [1.10, 0x10], x: {y: [1.10]}, z: [[1.10]]}\n",
+            "  args: {id: 007, n: 1_000, t: 2:00, v: [1.10, 0x10], x: {y: [1.10, 0x10]}, z: [[1.10]]}\n",
             [
                 "--id=007",
                 "--n=1_000",
                 "--t=2:00",
                 "--v=1.10",
                 "--v=0x10",
-                '--x={"y": [1.1]}',
-                "--z=[1.1]",
+                '--x={"y": [1.10, 16]}',
+                "--z=[1.10]",
             ],
         ),
         ("  args: {a: false, b: null, c: true, d: 1}\n  args_style: flags\n", ["--c", "--d=1"]),
@@ -79,6 +84,22 @@ def test_its_launch_script_promises_neither_bits_nor_a_way_on(run: Run) -> None:
 )
 def test_arguments(train: str, words: list[str], run: Run) -> None:
     assert program("  script: my train.py\n" + train, run) == ["code/my train.py", *words]
+
+
+def test_a_number_stays_as_written_wherever_it_comes_from(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "team.yaml").write_text("train: {args: {team: 1.10}}\n")
+    head = (
+        '{"name": "mine", "code": "code", "extends": "team.yaml", "targets": {"local": {"train": '
+    )
+    (tmp_path / "job.json").write_text(
+        f'{head}{{"script": "my train.py", "args": {{"json": 1E-4}}}}}}}}}}'
+    )
+    run("render", "job.json", "--target", "local", "--set", "train.args.set=0x10")
+    words = ["--json=1E-4", "--set=0x10", "--team=1.10"]
+    assert rendered_program()[-3:] == words
+    train = {"script": "my train.py", "args": {"a": 1e-4, "b": "1e-4", "c": [2.0, True]}}
+    ddpgen.load({"name": "mine", "code": "code", "train": train}).render("local")
+    assert rendered_program()[-4:] == ["--a=0.0001", "--b=1e-4", "--c=2.0", "--c"]
 
 
 def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:

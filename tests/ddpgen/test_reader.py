@@ -297,6 +297,12 @@ def test_args_are_what_json_can_say() -> None:
     }
 
 
+@pytest.mark.parametrize("text", [".inf", ".nan", "NaN", "Infinity", "-Infinity"])
+def test_a_workload_gets_no_number_that_json_does_not_have(text: str) -> None:
+    own = with_train(f"args: {{a: {text}}}").replace("workload: gpt", "workload: mine.py:build")
+    assert named(faults(own + "code: .\n"), "8:13 train.args.a", "quotes")
+
+
 def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
     text = GPT + "targets:\n  local:\n    procs_per_node: 4\n    train: {epochs: 2, lr: 0.5}\n"
     merged = job(text)
