@@ -98,7 +98,7 @@ def _words(train: Train) -> Iterator[Conflict]:
         if re.match(r"--?[A-Za-z][\w-]* +\S", word):
             option, _, value = word.partition(" ")
             problem = f'"{word}" is one word with a space in it'
-            yield _warning("train.args", problem, f'write two: "{option}", "{value.strip()}"')
+            yield _warning("train.args", problem, f'write two words: "{option}", "{value.strip()}"')
 
 
 def _placeholders(train: Train) -> Iterator[Conflict]:

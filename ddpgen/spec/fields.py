@@ -370,5 +370,5 @@ def similar(word: str, known_words: Iterable[str]) -> str:
     import difflib
 
     spellings = {name.lower(): name for name in known_words}
-    close = difflib.get_close_matches(word[:MAX_NUMBER_LENGTH].lower(), spellings, 1, 0.6)
+    close = difflib.get_close_matches(word[:MAX_NUMBER_LENGTH].lower(), spellings, 1, 0.7)
     return spellings[close[0]] if close else ""

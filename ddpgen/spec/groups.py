@@ -33,19 +33,34 @@ from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted, is_null
 
 Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
 
-# Names of torchrun, Slurm, SkyPilot and training frameworks for fields that are called otherwise here.
+# Names of torchrun, Slurm, SkyPilot and training frameworks for fields that are called otherwise here. Each stands also
+# for the same name with dashes.
 FOREIGN_NAMES = {
     "nproc_per_node": "procs_per_node", "nnodes": "nodes", "max_restarts": "restarts",
     "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
     "job_name": "name", "ntasks": "procs_per_node", "ntasks_per_node": "procs_per_node",
-    "cpus_per_task": "cpus_per_proc", "gpus": "gpus_per_node", "gres": "gpus_per_node",
-    "walltime": "time", "time_limit": "time", "mail_user": "mail_to", "mail_type": "mail_on",
-    "num_nodes": "nodes", "use_spot": "spot", "envs": "env",
+    "ntasks_per_gpu": "procs_per_node", "cpus_per_task": "cpus_per_proc", "gpus": "gpus_per_node",
+    "gpus_per_task": "gpus_per_node", "gres": "gpus_per_node", "mem_per_cpu": "mem",
+    "mem_per_gpu": "mem", "walltime": "time", "time_limit": "time", "mail_user": "mail_to",
+    "mail_type": "mail_on", "requeue": "requeues", "export": "env", "wrap": "command",
+    "container_image": "container", "container_mounts": "mounts", "module": "modules",
+    "num_nodes": "nodes", "use_spot": "spot", "envs": "env", "cloud": "infra", "region": "infra",
+    "zone": "infra", "image_id": "image", "job_recovery": "recovery", "spot_recovery": "recovery",
+    "max_restarts_on_errors": "restarts_on_errors", "idle_minutes_to_autostop": "autostop",
+    "any_of": "accelerators", "file_mounts": "bucket", "run": "command",
     "learning_rate": "lr", "lr_scheduler": "schedule", "max_grad_norm": "grad_clip",
-    "max_steps": "steps", "max_epochs": "epochs", "num_epochs": "epochs", "model": "workload",
+    "max_steps": "steps", "max_iters": "steps", "iterations": "steps", "max_epochs": "epochs",
+    "num_epochs": "epochs", "num_train_epochs": "epochs", "model": "workload",
     "batch_size": "global_batch_size", "per_device_train_batch_size": "micro_batch_size",
-    "num_workers": "data_workers", "mixed_precision": "precision", "dtype": "precision",
+    "num_workers": "data_workers", "dataloader_num_workers": "data_workers",
+    "mixed_precision": "precision", "dtype": "precision",
 }  # fmt: skip
+# Options of sbatch that a job may need, and that no field stands for.
+_SBATCH = frozenset([
+    "begin", "clusters", "core-spec", "cpu-freq", "deadline", "distribution", "gpu-bind", "gpu-freq", "hint",
+    "mem-bind", "nice", "no-kill", "oversubscribe", "priority", "propagate", "sockets-per-node", "spread-job",
+    "switches", "thread-spec", "threads-per-core", "tmp", "tres-bind", "use-min-nodes", "wckey",
+])  # fmt: skip
 _MAX_LISTED = 12  # keys; a longer list is not read
 
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
@@ -92,9 +107,12 @@ class Walk:
         """Report a key that the group at `path` does not have. The field that was meant is not missing as well."""
         key_path = table.entries[name].path or (*table.path, name)
         known_keys = self._top_keys if len(key_path) == 1 else known_keys
-        word = FOREIGN_NAMES.get(name, name)
+        word, option = name.replace("-", "_"), name.replace("_", "-")
+        word = FOREIGN_NAMES.get(word, word)
         group, field = self._group_with_field(word) if word not in known_keys else ("", "")
-        if group and word == name:
+        if option in _SBATCH and "extra" in known_keys:
+            remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
+        elif group and word == name:
             remedy = f"it belongs to {group}"
         elif group:
             remedy = f"write {word}, which belongs to {group}"
@@ -245,8 +263,9 @@ class Group(Kind):
     """A mapping of known fields. `shorthand` names the field that a bare scalar stands for."""
 
     def __init__(self, model: Any, shorthand: str = ""):
-        self.model, self.shorthand = model, shorthand
-        self.allowed = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
+        self.model, self.shorthand, self.allowed = model, shorthand, "a mapping"
+        if shorthand:
+            self.allowed += f", or `{shorthand}` alone: {self.field_kinds[shorthand].allowed}"
 
     @cached_property
     def fields(self) -> tuple[Field[Any], ...]:

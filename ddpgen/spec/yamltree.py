@@ -90,12 +90,12 @@ def parse(raw: bytes, file: str = "") -> tuple[Table, list[Finding]]:
 
 def _parse(raw: bytes, file: str) -> tuple[Table, list[Finding]]:
     text = _decode(raw)
+    place = (lambda mark: _position(mark)._replace(file=file)) if file else _position
     try:
-        place = (lambda mark: _position(mark)._replace(file=file)) if file else _position
         builder = _Builder(_Loader(text), place)
         root = builder.document()
     except yaml.MarkedYAMLError as error:
-        raise NotYamlError(_syntax(error, text)) from None
+        raise NotYamlError(_syntax(error, text, builder.last_quoted)) from None
     except yaml.reader.ReaderError as error:
         text_before = text[: error.position]
         position = Position(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
@@ -149,11 +149,12 @@ def _decode(raw: bytes) -> str:
 
 
 class _Builder:
-    """Turns the stream of YAML events into nodes, depth first."""
+    """Turns the stream of YAML events into nodes, depth first. `last_quoted`: start and end of the last text in quotes."""
 
     def __init__(self, loader: Any, position: Callable[[Any], Position]):
         self.loader, self.position = loader, position
         self.findings: list[Finding] = []
+        self.last_quoted: tuple[Position, Position] | None = None
 
     def document(self, path: tuple[str, ...] = ()) -> Node | None:
         self.loader.get_event()  # stream start
@@ -170,7 +171,7 @@ class _Builder:
         return root
 
     def _node(self, path: tuple[str, ...], depth: int = 0) -> Node:
-        event = self.loader.get_event()
+        event = self._event()
         position = self.position(event.start_mark)
         self._refuse_sharing(event, position, path)
         if isinstance(event, yaml.AliasEvent):
@@ -197,8 +198,14 @@ class _Builder:
         self.loader.get_event()
         return table
 
-    def _key(self, holder: Table) -> tuple[str, Position]:
+    def _event(self) -> Any:
         event = self.loader.get_event()
+        if isinstance(event, yaml.ScalarEvent) and event.style in ("'", '"'):
+            self.last_quoted = _position(event.start_mark), _position(event.end_mark)
+        return event
+
+    def _key(self, holder: Table) -> tuple[str, Position]:
+        event = self._event()
         position = self.position(event.start_mark)
         self._refuse_sharing(event, position, holder.path)
         if not isinstance(event, yaml.ScalarEvent):
@@ -265,15 +272,31 @@ def _unfit_character(position: Position) -> Finding:
     return Finding(position, "", problem, 'remove it, or write it as an escape in "double quotes"')
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str) -> Finding:
-    """Return the finding. YAML notices an open quote or bracket at its end, and a key without a value a line later."""
+def _syntax(
+    error: yaml.MarkedYAMLError, text: str, last_quoted: tuple[Position, Position] | None
+) -> Finding:
+    """Return the finding. YAML notices an open quote or bracket at its end, and a key without a value a line later.
+
+    An open quote ends at the next quote, even lines below, and then text follows. `last_quoted`: the last text in
+    quotes before the error.
+    """
     position = _position(error.problem_mark or error.context_mark)
     start = _position(error.context_mark) if error.context_mark else None
     yaml_problem, context = error.problem or "the syntax is wrong", error.context or ""
     lines = text.split("\n")
     line = lines[position.line - 1] if position.line <= len(lines) else ""
     no_mapping = "mapping values are not allowed" in yaml_problem
-    if "\t" in line[: position.column]:
+    opened, closed = last_quoted or (None, None)
+    if opened and closed == position:
+        position = opened
+        problem = f"a quote opens here and closes on line {closed.line}, and text follows"
+        remedy = f"close it on line {opened.line}"
+        if closed.line == opened.line:
+            problem = (
+                f"a quote opens here and closes before column {closed.column}, and text follows"
+            )
+            remedy = """write a ' within quotes as '', or put the value in "double quotes\""""
+    elif "\t" in line[: position.column]:
         problem, remedy = "a tab stands in the indentation", "indent with spaces"
     elif no_mapping and line.count(": ") > 1:
         problem, remedy = "a second `: ` stands in one line", "put the value in quotes"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +33,10 @@ from ddpgen.spec import (
     unwise,
     yamltree,
 )
+from ddpgen.spec.merge import LAYERS
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
+from ddpgen.tiers.registry import TIERS
 from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.sky import requirement
 from ddpgen.tiers.slurm import notation
@@ -51,7 +54,8 @@ from tests.ddpgen import (
     test_workload_arguments,
 )
 from tests.ddpgen import test_read_script as scripts
-from tests.ddpgen.conftest import GPT, findings
+from tests.ddpgen.conftest import GPT, ROOT, findings
+from tests.ddpgen.test_reader import field_names
 
 MODULES = (
     fields,
@@ -186,3 +190,26 @@ def test_the_text_of_every_error(
         if not any((file, line) in ran for line in lines)
     ]
     assert not left, "no spec of this test makes the error of " + ", ".join(left)
+
+
+# A name with a colon in a remedy, where a spec would have it: write NAME: …, {NAME: …, NAME: …}.
+ADVISED = re.compile(r"(?:(?:write|set|or|and) |[{(] ?|, )`?([a-z_]+(?:\.[a-z_]+)*):(?= )")
+BELONGS = re.compile(r"(?:did you mean|belongs to .*\(|\bset |\bwrite )([a-z_]+(?:\.[a-z_]+)+)")
+
+
+def test_every_field_that_an_error_advises_exists() -> None:
+    known = {*field_names(), *TIERS, *LAYERS, "targets", *workloads.arguments_of("gpt")}
+    remedies = [
+        line.partition("; ")[2]
+        for line in (ROOT / "tests/golden/errors.txt").read_text().splitlines()
+        if re.match(r"  (--set|\S+:\d+:\d+:) ", line)
+    ]
+    advised = {
+        name
+        for remedy in remedies
+        for pattern in (ADVISED, BELONGS)
+        for path in pattern.findall(remedy)
+        for name in path.split(".")
+    }
+    assert len(advised) > 40
+    assert advised <= known

@@ -61,6 +61,8 @@ REFUSED = [
     ("hosts: [a, {nmae: b}]", "10:17 targets.hosts.hosts[1].nmae", "name?"),
     ("hosts: [a, {nic: b}]", "10:16 targets.hosts.hosts[1].name", "missing"),
     ("hosts: [a, 'b c']", "10:16 targets.hosts.hosts[1]", "fit"),
+    ("hosts: [a, me@b]", "10:16 targets.hosts.hosts[1]", "write {name: b, ssh: me@b}"),
+    ("hosts: [ssh://me@b:22]", "10:13 targets.hosts.hosts[0]", "{name: b, ssh: ssh://me@b:22}"),
     ("hosts: [a, '$(b)']", "10:16 targets.hosts.hosts[1]", "fit"),
     (
         "secrets: [A]\nhosts: [{name: a, env: {A: x}}]",

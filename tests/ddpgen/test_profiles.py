@@ -301,7 +301,7 @@ def test_a_name_of_an_argument_may_have_dots(tmp_path: Path) -> None:
     jobs = overridden(
         tmp_path, "train.args.a.b=3", "train.args.c.d=4", "train.args.e.f=5", spec=script
     )
-    assert jobs["local"].train.args == {"a.b": "3", "c": {"d": 4}, "e.f": "5"}
+    assert jobs["local"].train.args == {"a.b": "3", "c": '{"d": 4}', "e.f": "5"}
 
 
 def test_a_missing_field_is_no_fault_of_the_option(tmp_path: Path) -> None:

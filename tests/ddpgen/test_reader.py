@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ddpgen.errors import Position, SpecInvalidError, report
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Leaf, NodeCount, Nodes
-from ddpgen.spec.groups import FOREIGN_NAMES, Group
-from ddpgen.spec.job import JobSpec, Train
+from ddpgen.spec.groups import FOREIGN_NAMES, Group, Groups
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.times import Period, StepsOrDuration, StepSpan
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
@@ -107,9 +107,47 @@ def test_a_misspelt_field_is_not_missing_as_well() -> None:
     assert all(word in fault.text for fault, word in zip(told, words, strict=True))
 
 
+def field_names(group: Group | None = None) -> set[str]:
+    """The names of all fields, of every tier and at any depth."""
+    groups = [group] if group else [Group(model) for model in MODELS.values()]
+    names = {name for group in groups for name in group.field_kinds}
+    for kind in (kind for group in groups for kind in group.field_kinds.values()):
+        kind = kind.group if isinstance(kind, Groups) else kind
+        names |= field_names(kind) if isinstance(kind, Group) else set()
+    return names
+
+
+@pytest.mark.parametrize(
+    ("tier", "key", "remedy"),
+    [
+        ("slurm", "ntasks-per-node", "procs_per_node?"),
+        ("slurm", "ntasks_per_node", "procs_per_node?"),
+        ("slurm", "gpus-per-task", "gpus_per_node?"),
+        ("slurm", "cpus-per-task", "cpus_per_proc?"),
+        ("slurm", "time-limit", "time?"),
+        ("slurm", "mail_type", "mail_on?"),
+        ("slurm", "mail-user", "mail_to?"),
+        ("slurm", "requeue", "requeues?"),
+        ("slurm", "wrap", "train.command"),
+        ("slurm", "nice", "write extra: [--nice=VALUE]"),
+        ("slurm", "threads_per_core", "write extra: [--threads-per-core=VALUE]"),
+        ("slurm", "open_mode", "docs/spec.md"),
+        ("sky", "cloud", "infra?"),
+        ("sky", "zone", "infra?"),
+        ("sky", "image_id", "image?"),
+        ("sky", "use_spot", "spot?"),
+        ("sky", "threads_per_core", "docs/spec.md"),
+        ("local", "cloud", "write infra, which belongs to targets.sky"),
+    ],
+)
+def test_a_name_of_slurm_or_skypilot_leads_to_the_field(tier: str, key: str, remedy: str) -> None:
+    (fault,) = faults(f"{GPT}targets: {{{tier}: {{{key}: 1}}}}\n")
+    assert fault.where == f"8:{14 + len(tier)} targets.{tier}.{key}"
+    assert remedy in fault.text
+
+
 def test_the_names_of_other_tools_stand_for_fields_that_exist() -> None:
-    known = {name for model in MODELS.values() for name in Group(model).field_kinds}
-    assert set(FOREIGN_NAMES.values()) <= known | set(Group(Train).field_kinds)
+    assert set(FOREIGN_NAMES.values()) <= field_names()
 
 
 NOT_YAML = [
@@ -122,6 +160,9 @@ NOT_YAML = [
     ("name: a: b\n", "1:8", "`: `"),
     ("name: 'a\n", "1:7", "quote"),
     ("name: [a\ncode: b\n", "1:7", "bracket"),
+    ("name: 'a\nenv: {A: 'b'}\n", "1:7", "closes on line 2"),
+    ('name: a\nenv: {A: "b}\ntrain: {workload: "gpt"}\n', "2:10", "close it on line 2"),
+    ("name: a\nenv: {A: 'it's'}\n", "2:10", "''"),
     ("name:a\ncode: b\n", "1:1", "`key: value`"),
     ("name: a\n  code: b\n", "2:7", "indented below"),
     ("train:\n    steps: 1\n  seed: 2\n", "3:3", "indented differently"),
@@ -387,7 +428,7 @@ def test_any_value_in_any_field_ends_in_a_job_that_a_bundle_holds_or_in_findings
             held = json.dumps(kind.dump(reading.job))
             assert json.dumps(kind.dump(kind.load(json.loads(held)))) == held
         return
-    last = text.count("\n") + 1
+    last = len(text.splitlines()) + 1  # YAML 1.1 has more line breaks than \n
     assert findings
     assert all(
         1 <= each.position.line <= last and each.problem and each.remedy for each in findings

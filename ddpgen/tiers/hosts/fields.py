@@ -3,14 +3,16 @@
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ddpgen.spec.fields import NodeCount, Nodes, Number, Text, WholeNumber, setting
+from ddpgen.spec.fields import NodeCount, Nodes, Number, Refused, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
 from ddpgen.spec.places import Address, Destination, HostPath
+from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
     from fractions import Fraction  # slow to import, and most jobs do not need it
@@ -18,11 +20,24 @@ if TYPE_CHECKING:
 ADDRESS = Address()
 
 
+class HostName(Text):
+    """The name of a host. A destination of ssh is refused with what to write for it."""
+
+    def parse(self, raw: Scalar) -> str:
+        try:
+            return super().parse(raw)
+        except Refused as refused:
+            if host := re.fullmatch(rf"(ssh://)?[\w.-]+@({self.pattern})(:[0-9]+)?", raw.text):
+                remedy = f"write {{name: {host[2]}, ssh: {raw.text}}}"
+                raise Refused(refused.problem, remedy) from None
+            raise
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Host:
     """One machine of the tier `hosts`. A field that is left out has the job's value."""
 
-    name: str = setting(NAME)
+    name: str = setting(HostName(NAME.pattern, NAME.allowed))
     ssh: str | None = setting(Destination(), None)
     address: str | None = setting(ADDRESS, None)
     nic: str | None = setting(INTERFACE, None)
