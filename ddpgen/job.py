@@ -21,7 +21,7 @@ from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.spec import unwise
 from ddpgen.spec.fields import Refused, show
 from ddpgen.spec.groups import Group
-from ddpgen.spec.reader import Reading
+from ddpgen.spec.reader import Reading, locate
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers import command, sweep
 from ddpgen.tiers.registry import DEFAULT_TIER, MODELS, TIERS
@@ -67,24 +67,28 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     Adds the findings about the files that a spec names, and those of its tiers.
     """
     findings: set[Finding] = set()
-    for reading in sweep.each(readings):
-        tier = TIERS[reading.tier]
-        conflicts = (
-            *code.check(reading.job, home, tier.files(reading.job)),
-            *program.check(reading.job, home),
-            *lines.check(reading.job),
-            *unwise.conflicts(reading.job),
-            *lock.check(reading.job, reading.filename),
-            *_ignored_codes(reading.job),
-            *tier.check(reading.job),
-        )
-        findings.update(reading.warnings, map(reading.locate, conflicts))
+    for alike in sweep.by_point(readings):
+        conflicts = {each.tier: (each.root, _conflicts(each, home)) for each in alike}
+        findings.update(*(each.warnings for each in alike), *locate(conflicts).values())
     for reading in readings:
         if reading.points and not any(finding.fatal for finding in findings):
             findings.update(map(reading.locate, sweep.check(reading)))
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(readings[0].filename, findings)
     return sorted(findings)
+
+
+def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
+    tier, job = TIERS[reading.tier], reading.job
+    return [
+        *code.check(job, home, tier.files(job)),
+        *program.check(job, home),
+        *lines.check(job),
+        *unwise.conflicts(job),
+        *lock.check(job, reading.filename),
+        *_ignored_codes(job),
+        *tier.check(job),
+    ]
 
 
 def _ignored_codes(job: JobSpec) -> Iterable[Conflict]:

@@ -6,7 +6,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddpgen.errors import Finding, Position
 from ddpgen.spec.fields import Kind
@@ -30,7 +30,25 @@ def read(text: str, root: Table, models: Models) -> tuple[Path, Node, list[Findi
         raise NotYamlError(Finding(Position(0, 0, OPTION), name, problem, remedy))
     path = path_of(name.strip(), root, models)
     node, findings = parse_value(value, Position(0, 0, OPTION), path)
+    if isinstance(node, Table) and not node.entries and any(_given(root, path)):
+        problem = "is an empty mapping, which adds nothing to the fields that the spec has there"
+        remedy = (
+            f"write {dotted(path)}.NAME=VALUE for one of them; null clears env, args and labels"
+        )
+        raise NotYamlError(Finding(Position(0, 0, OPTION), dotted(path), problem, remedy))
     return path, node, findings
+
+
+def _given(root: Table, path: Path) -> Iterator[Node]:
+    """Yield the entries of the mapping at `path`, for the job and for each tier."""
+    targets = root.entries.get("targets")
+    overlays = targets.entries.values() if isinstance(targets, Table) else ()
+    for tree in (root, *overlays):
+        node: Node | None = tree
+        for name in path:
+            node = _child(node, name)
+        if isinstance(node, Table):
+            yield from node.entries.values()
 
 
 def with_overrides(root: Table, values: Mapping[Path, Node], models: Models) -> Table:

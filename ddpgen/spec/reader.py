@@ -6,7 +6,7 @@ read the values; rules.py checks the rules between them. Opens no file. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
     def locate(self, conflict: Conflict) -> Finding:
         """Return the conflict as a finding, at the position of its first field."""
-        return _locate(conflict, self.root)
+        return _locate(conflict, self.root, shared=True)
 
 
 def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
@@ -72,28 +72,71 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     overlays = _overlays(root, findings, models)
     top_keys = (*Group(JobSpec).field_kinds, "targets", *LAYERS, SWEEP)
     root = root._replace(entries={n: each for n, each in root.entries.items() if n != "targets"})
-    readings = {}
-    for tier, overlay in overlays.items():
-        kind = Group(models[tier])
-        merged = merge(root, overlay, kind) if overlay else root
-        walk = Walk(_runs_script(merged), top_keys, partial(_group_with_field, models))
-        job = kind.read(merged, (), walk)
-        unfit = [*walk.missing]
-        unfit += [
-            _locate(conflict, merged)
-            for conflict in conflicts(job)
-            if walk.invalid_fields.isdisjoint(conflict.fields)
-        ]
+    merged = {
+        tier: merge(root, overlay, Group(models[tier])) if overlay else root
+        for tier, overlay in overlays.items()
+    }
+    jobs: dict[str, JobSpec] = {}
+    missing: dict[str, list[Finding]] = {}
+    found: dict[str, list[Conflict]] = {}
+    for tier, tree in merged.items():
+        walk = Walk(_runs_script(tree), top_keys, partial(_group_with_field, models))
+        job = Group(models[tier]).read(tree, (), walk)
+        conflicting = [c for c in conflicts(job) if walk.invalid_fields.isdisjoint(c.fields)]
         findings += walk.findings
-        fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
-        if not fits and tier not in named and len(overlays) > 1:
-            continue
-        findings += unfit
-        warnings = tuple(dict.fromkeys(finding for finding in unfit if not finding.fatal))
-        readings[tier] = Reading(filename, tier, job, merged, warnings, whole)
+        fits = job.nodes == 1 and not walk.missing and not any(c.fatal for c in conflicting)
+        if fits or tier in named or len(overlays) == 1:
+            jobs[tier], missing[tier], found[tier] = job, walk.missing, conflicting
+    if all(overlays.values()):
+        # Each tier has values of its own. Those below them are no job, and may still be wrong.
+        for_script = any(map(_runs_script, merged.values()))
+        walk = Walk(for_script, top_keys, partial(_group_with_field, models))
+        Group(JobSpec).read(root, (), walk)
+        findings += walk.findings
+    located = locate({tier: (merged[tier], each) for tier, each in found.items()})
+    readings = {}
+    for tier, job in jobs.items():
+        findings += [*_of_tiers(missing, tier), *located[tier]]
+        warnings = tuple(dict.fromkeys(each for each in located[tier] if not each.fatal))
+        readings[tier] = Reading(filename, tier, job, merged[tier], warnings, whole)
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return readings
+
+
+def locate(
+    found: Mapping[str, tuple[Table, Sequence[Conflict]]],
+) -> dict[str, list[Finding]]:
+    """Return the findings of each tier. `found`: of each tier, the merged spec and the conflicts.
+
+    A conflict on all of several tiers is a fault of what they share. A conflict on some of them is a fault of their
+    overlay, if the overlay has one of the fields; otherwise the finding names the tiers.
+    """
+    tiers: dict[Conflict, list[str]] = {}
+    for tier, (_, of_tier) in found.items():
+        for conflict in of_tier:
+            tiers.setdefault(conflict, []).append(tier)
+    located: dict[str, list[Finding]] = {tier: [] for tier in found}
+    for tier, (root, of_tier) in found.items():
+        for conflict in of_tier:
+            shared = 1 < len(found) == len(tiers[conflict])
+            finding = _locate(conflict, root, shared)
+            located[tier].append(_on(tiers[conflict], len(found), finding))
+    return located
+
+
+def _of_tiers(missing: Mapping[str, Sequence[Finding]], tier: str) -> Iterator[Finding]:
+    """Yield what the job of a tier lacks."""
+    for finding in missing[tier]:
+        tiers = [other for other, findings in missing.items() if finding in findings]
+        yield _on(tiers, len(missing), finding)
+
+
+def _on(tiers: Sequence[str], of: int, finding: Finding) -> Finding:
+    """Return the finding, with the names of its tiers if it is about some of them and not below `targets`."""
+    if len(tiers) == of or finding.path.startswith("targets."):
+        return finding
+    return finding._replace(problem=f"on {' and '.join(tiers)}: {finding.problem}")
 
 
 def _runs_script(root: Table) -> bool:
@@ -130,13 +173,18 @@ def _overlays(
     return overlays
 
 
-def _locate(conflict: Conflict, root: Table) -> Finding:
-    """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first."""
+def _locate(conflict: Conflict, root: Table, shared: bool) -> Finding:
+    """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first.
+
+    `shared`: False if a field of the overlay comes first.
+    """
     in_file = [
         field_path
         for field_path in conflict.fields
         if _nearest_node(root, field_path)[1] == len(_parts(field_path))
     ]
+    if not shared:
+        in_file.sort(key=lambda path: _nearest_node(root, path)[0].path[:1] != ("targets",))
     field_path = in_file[0] if in_file else conflict.fields[0]
     node, depth = _nearest_node(root, field_path)
     path = (*node.path, *_parts(field_path)[depth:])

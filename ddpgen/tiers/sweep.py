@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,10 +72,10 @@ def in_container(reading: Reading, path: str) -> Reading:
     return reading._replace(job=job, points=points)
 
 
-def each(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield the reading of each point, and a reading without points as it is."""
-    for reading in readings:
-        yield from reading.points.values() or [reading]
+def by_point(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
+    """Yield the readings of all tiers: for each point of a sweep, or once for a job without points."""
+    for name in readings[0].points or [""]:
+        yield [reading.points.get(name, reading) for reading in readings]
 
 
 def check(reading: Reading) -> Iterator[Conflict]:

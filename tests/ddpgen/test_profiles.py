@@ -59,7 +59,7 @@ WRONG_PROFILE: list[tuple[dict[str, str], str, str]] = [
     ({"job.yaml": f"profile: lab\n{GPT}", LAB: "\tx: 1\n"}, f"{LAB}:1:1:", "tab"),
 ]
 # Overrides of OVERRIDDEN that are wrong, under their place and the decisive word.
-OVERRIDDEN = f"{GPT}preflight: off\ntargets: {{slurm: {{time: 1h}}, hosts: {{hosts: [a, b]}}}}\n"
+OVERRIDDEN = f"{GPT}preflight: off\ntargets: {{slurm: {{time: 1h, env: {{A: b}}}}, hosts: {{hosts: [a, b]}}}}\n"
 WRONG_SET = [
     ("train.lr=fast", "--set train.lr:", "a number above 0"),
     ("train.lr=", "--set train.lr:", "null"),
@@ -80,6 +80,8 @@ WRONG_SET = [
     ("env.A.B=1", "--set env:", "A.B"),
     ("preflight.ignor=X", "--set preflight.ignor:", "ignore"),
     ("train.epochs=0", "--set train.epochs:", "above 0"),
+    ("train={}", "--set train:", "train.NAME=VALUE"),
+    ("env={}", "--set env:", "null clears"),
     ("extends=a.yaml", "--set extends:", "in the spec"),
 ]
 
@@ -263,7 +265,7 @@ def test_an_override_is_typed_as_its_field_and_the_last_one_wins(tmp_path: Path)
     )  # fmt: skip
     read = jobs["slurm"]
     assert (read.train.lr, read.time, read.env, read.train.args) == (
-        1e-5, 7200, {"TAG": "007"}, {"width": 64},
+        1e-5, 7200, {"A": "b", "TAG": "007"}, {"width": 64},
     )  # fmt: skip
     assert [host.name for host in jobs["hosts"].hosts] == ["c", "d"]
     assert (read.preflight.enabled, read.preflight.ignore) == (False, ("NIC008",))

@@ -354,6 +354,56 @@ def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
     assert fault.where == "10:21 targets.local.procs_per_node"
 
 
+# Specs with a fault on some of their tiers, and its position.
+OF_TIERS = [
+    (
+        "targets: {local: , slurm: {nodes: 40}}",
+        ("8:35 targets.slurm.nodes", "80 processes on 40 nodes"),
+    ),
+    (
+        "backend: nccl\ntargets: {local: , slurm: {gpus_per_node: 2}}",
+        ("8:10 backend", "on local: nccl talks"),
+    ),
+    (
+        "backend: nccl\ntargets: {local: , sky: {spot: no}, slurm: {gpus_per_node: 2}}",
+        ("8:10 backend", "on local and sky: nccl talks"),
+    ),
+    ("backend: nccl\ntargets: {local: , sky: {spot: no}}", ("8:10 backend", "nccl talks")),
+    (
+        "targets: {local: {train: {precision: fp16}}, sky: {spot: no}}",
+        ("8:38 targets.local.train.precision", "fp16 needs a GPU"),
+    ),
+    (
+        "preflight: {ignore: NIC008}\ntargets: {local: {name: b}, slurm: {name: b, preflight: 3}}",
+        ("9:57 targets.slurm.preflight", "neither"),
+    ),
+    # Each tier has a value of its own, and the one below is wrong.
+    ("restarts: -1\ntargets: {local: {restarts: 1}}", ("8:11 restarts", "range")),
+    (
+        "checkpoint: {every: 5, kep: 1}\ntargets: {local: {checkpoint: {every: 5s, keep: 2}}}",
+        ("8:21 checkpoint.every", "unit"),
+        ("8:24 checkpoint.kep", "keep?"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [(text, told) for text, *told in OF_TIERS])
+def test_a_fault_of_some_tiers_names_them_or_stands_in_their_overlay(
+    text: str, expected: list[tuple[str, str]]
+) -> None:
+    told = faults(f"{GPT}{text}\n")
+    assert [fault.where for fault in told] == [where for where, _ in expected]
+    assert all(
+        fault.text.startswith(word) or word in fault.text
+        for fault, (_, word) in zip(told, expected, strict=True)
+    )
+
+
+def test_a_script_of_each_tier_may_have_arguments_that_a_workload_may_not() -> None:
+    overlays = "targets: {local: {train: {script: /a.py}}, slurm: {train: {script: /b.py}}}"
+    assert not faults(f"name: a\ntrain: {{args: {{id: 007}}}}\n{overlays}\n")
+
+
 TOY = "workload: toy, global_batch_size: 4, micro_batch_size: 4"
 
 
