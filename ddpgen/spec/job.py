@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -101,6 +102,8 @@ class Environment:
     packages: str = setting(Choice("installed", "locked"), "installed")
 
 
+_PYTHON = re.compile(r"(\S*/)?python[0-9.]*")
+_PYTHON_FLAGS = re.compile(r"-[bBdEiIOPqRsSuvx]+")  # those without a value
 # A path with `..` in it.
 _UPWARDS = r"([^\0]*/)?\.\.(/|$)"
 
@@ -225,6 +228,12 @@ class Train:
         if self.program_field == "workload":
             return (self.workload or "").rpartition(":")[0]
         program = self.script or self.command[0]
+        if self.command and _PYTHON.fullmatch(program):
+            # Python looks for its script in the working directory, which has the files of `code`.
+            words = [word for word in self.command[1:] if not _PYTHON_FLAGS.fullmatch(word)]
+            script = words[0] if words and not self.workdir else ""
+            on_host = not script.endswith(".py") or script.startswith(("/", "{"))
+            return "" if on_host else posixpath.normpath(script)
         if program.startswith(("/", "~/", "module:")) or (self.command and "/" not in program):
             return ""
         return posixpath.normpath(program)

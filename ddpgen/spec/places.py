@@ -29,6 +29,10 @@ _STEP = re.compile(r"(^|/)step-[0-9]{9,}(/|$)")
 _CREDENTIALS = re.compile(
     r"\?(.*&)?[\w-]*(sig|signature|key|token|secret|password|credential)=", re.IGNORECASE
 )
+# An access point of S3 in place of a bucket.
+_ACCESS_POINT = re.compile(
+    r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:([a-z0-9-]+[/:])*accesspoint[/:][A-Za-z0-9.-]+(?=/|$)"
+)
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
@@ -188,6 +192,8 @@ def url_fault(url: str) -> Refused | None:
         remedy = "leave them out: the environment has them, or the cloud's own configuration file"
         return Refused(problem, remedy)
     name, _, place = rest[2:].partition("/")
+    if scheme in ("s3", "s3a") and (point := _ACCESS_POINT.match(rest[2:])):
+        return variable_fault(url) or _step_fault(rest[2 + point.end() :])
     return bucket_fault(scheme, name) or variable_fault(url) or _step_fault(place)
 
 

@@ -134,11 +134,36 @@ def test_a_command_is_run_word_for_word(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("word", "file"),
-    [("./run.sh", "run.sh"), ("bin/run", "bin/run"), ("python", ""), ("/opt/x", ""), ("~/x", "")],
+    [
+        ("./run.sh", "run.sh"),
+        ("bin/run", "bin/run"),
+        ("python", ""),
+        ("/opt/x", ""),
+        ("~/x", ""),
+        ("python3, code/x.py, y.py", "code/x.py"),
+        ("~/venv/bin/python3.12, -u, -OO, ./x.py", "x.py"),
+        ("python3, /opt/x.py", ""),
+        ("python3, '{checkpoint_dir}/x.py'", ""),
+        ("python3, -m, x.py", ""),
+        ("python3, -W, ignore, x.py", ""),
+        ("python3, x", ""),
+        ("my-python, x.py", ""),
+    ],
 )
-def test_a_command_may_be_a_file_of_the_job(word: str, file: str) -> None:
+def test_a_command_may_run_a_file_of_the_job(word: str, file: str) -> None:
     text = f"name: a\ncode: x\ntrain:\n  command: [{word}]\n  resume: by-itself\n"
     assert read(text.encode(), "a.yaml")["local"].job.train.user_file == file
+
+
+def test_the_script_of_a_command_is_in_code_or_in_a_directory_of_the_hosts() -> None:
+    command = "train:\n  command: [python3, code/x.py]\n  resume: by-itself\n"
+    (fault,) = faults(f"name: a\n{command}")
+    assert fault.where == "3:12 train.command"
+    assert "code is not given" in fault.text
+    (fault,) = faults(f"name: a\ncode: code\n{command}")
+    assert fault.where == "4:12 train.command"
+    assert "code/x.py is not in code" in fault.text
+    assert not faults(f"name: a\n{command}  workdir: /data/app\n")
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,11 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
     (
         places.url_fault,
         ("/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x"
+        "  s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/a-b/c  s3://arn:aws-cn:s3-outposts:cn-north-1:123456789012:outpost/o-1/accesspoint/ab"
+        "  s3://arn:aws:s3:us-east-1:123456789012:accesspoint:ab"
         "  s3://bbb/runs/status  s3://bbb/lock  s3://bbb/lr?x=1  s3://bbb/a&key=1"),
         ("s3:/b  foo://b  s3://  s3://k:s@bbb  s3://k@bbb  sftp://u:p@h/x  az://abc/x?sig=1  gs:///x  s3://bbb/$A"
-        "  s3://bbb/step-000000010/  gs://bbb/x?a=1&X-Goog-Signature=2  abfs://AB/x"),
+        "  s3://bbb/step-000000010/  s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/ab/step-000000010  s3://arn:aws:s3:::bbb  gs://bbb/x?a=1&X-Goog-Signature=2  abfs://AB/x"),
     ),
     (
         bucket_fault,

@@ -395,7 +395,7 @@ COMMANDS = [
     ("[/opt/bin/mpirun, -n, 4, ./t.sh]", "is a launcher"),
     ("[accelerate, launch, t.py]", "is a launcher"),
     ("[python3, -m, torch.distributed.run, t.py]", "is a launcher"),
-    ("[python3.11, t.py, --lr=1]", "is Python"),
+    ("[python3.11, /t.py, --lr=1]", "is Python"),
     ("[accelerate, launch, --num_processes, 1, t.py]", ""),
     ("[my-trainer, python]", ""),
 ]
