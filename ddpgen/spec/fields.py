@@ -329,7 +329,7 @@ def refuse_base_60(raw: Scalar, remedy: str) -> None:
 def decimal(text: str) -> float | None:
     """Return the number in a text like 1e-3, .5 or 1_000; None for any other text."""
     if len(text) > MAX_NUMBER_LENGTH or not re.fullmatch(
-        r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII
+        r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?", text, re.ASCII
     ):
         return None
     return float(text.replace("_", ""))

@@ -116,7 +116,7 @@ class Resume:
     exists: tuple[str, ...] = setting(
         Texts(Text(rf"(?!{_UPWARDS})[^\0]+", "a path or a pattern like ckpt-*.pt, without ..")), ()
     )
-    args: tuple[str, ...] = setting(Texts(Text(allowed="an argument")), ())
+    args: tuple[str, ...] = setting(Texts(Value(allowed="an argument")), ())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -168,7 +168,7 @@ class Train:
         ),
         None,
     )
-    command: tuple[str, ...] = setting(Texts(Text(allowed="a word")), ())
+    command: tuple[str, ...] = setting(Texts(Value(allowed="a word")), ())
     steps: int | None = setting(WholeNumber(1), None)
     epochs: float | None = setting(Number(greater_than=0), None)
     global_batch_size: int | None = setting(WholeNumber(1, MAX_SAMPLES), None)
@@ -226,7 +226,8 @@ class Train:
     def user_file(self) -> str:
         """The user's file in `code` that the job runs; "" if it runs no such file."""
         if self.program_field == "workload":
-            return (self.workload or "").rpartition(":")[0]
+            file = (self.workload or "").rpartition(":")[0]
+            return file and posixpath.normpath(file)
         program = self.script or self.command[0]
         if self.command and _PYTHON.fullmatch(program):
             # Python looks for its script in the working directory, which has the files of `code`.

@@ -119,6 +119,9 @@ def _script_only(train: Train) -> Iterator[Conflict]:
 
 
 def _command(train: Train) -> Iterator[Conflict]:
+    if not train.command[0]:
+        problem = "names no program"
+        yield Conflict(("train.command[0]", "train.command"), problem, "write one, like ./train.sh")
     if len(train.command) == 1 and re.search(r"\s", train.command[0]):
         remedy = 'write a list of words, like [./train.sh, --lr, "0.1"]'
         yield Conflict(("train.command",), "is one word with spaces in it", remedy)

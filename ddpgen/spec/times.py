@@ -15,7 +15,7 @@ _TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
 _DURATION = re.compile(_TIME, re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
 _UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # of a clock time
-_STEPS = re.compile(r"([0-9]{1,18})\s*steps?", re.ASCII)
+_STEPS = re.compile(r"([0-9][0-9_]{0,17})\s*steps?", re.ASCII)
 _CLOCK_TIME = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
 _CLOCK = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,4})(?::(?P<m>[0-5]?[0-9])(?::(?P<s>[0-5]?[0-9]))?)?"
@@ -81,7 +81,7 @@ class Steps(Leaf):
 
     sample = 0
     allowed = 'a number of steps with the unit, like "100 steps"'
-    form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9_]+\\s*steps?$"}
 
     def __init__(self, low: int = 0):
         self.low = low
@@ -90,10 +90,10 @@ class Steps(Leaf):
         refuse_long(raw, self.allowed)
         if raw.tag == "int" and raw.text.isdigit():
             raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
-        match = _STEPS.fullmatch(raw.text)
-        if not match or int(match[1]) < self.low:
+        steps = _steps(raw.text)
+        if steps is None or steps < self.low:
             raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.allowed}")
-        return int(match[1])
+        return steps
 
     def written(self, value: int) -> str:
         return f"{value} steps"
@@ -125,13 +125,12 @@ class StepsOrDuration(Leaf):
 
     sample = Period(1, None)
     allowed = 'a period like "200 steps" or "10min"'
-    form: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9_]+\\s*steps?|{_TIME})$"}
 
     def parse(self, raw: Scalar) -> Period:
         refuse_long(raw, self.allowed)
-        match = _STEPS.fullmatch(raw.text)
-        if match and int(match[1]) > 0:
-            return Period(int(match[1]), None)
+        if steps := _steps(raw.text):
+            return Period(steps, None)
         if raw.tag == "int" and raw.text.isdigit():
             remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
@@ -145,6 +144,12 @@ class StepsOrDuration(Leaf):
 
     def written(self, value: Period) -> str:
         return str(value) if value.seconds is None else Duration().written(value.seconds)
+
+
+def _steps(text: str) -> int | None:
+    """Return the number in a text like 200 steps or 1_000 steps; None for any other text."""
+    match = _STEPS.fullmatch(text)
+    return int(match[1].replace("_", "")) if match else None
 
 
 def duration(raw: Scalar, allowed: str, minimum: float = 0.001) -> float:

@@ -184,6 +184,7 @@ REFUSED = [
     ("script: a.py, resume: {args: x}", "3:38 train.resume.args", "exists"),
     ("script: a.py, resume: {begin: scratch, exists: x}", "3:56 train.resume.exists", "scratch"),
     ("script: a.py, resume: by-itself", "3:31 train.resume", "command"),
+    ("command: ['', x], resume: by-itself", "3:19 train.command[0]", "no program"),
     ("script: a.py, guard: DONE", "3:30 train.guard", "fit"),
     ("script: a.py, guard: ../../*/DONE", "3:30 train.guard", "fit"),
     ("script: a.py, guard: a/../../b/DONE", "3:30 train.guard", "fit"),

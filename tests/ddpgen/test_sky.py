@@ -376,7 +376,7 @@ VALUES = [
         "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x.whl|x-1.whl[a]"
         "|wheels/x.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < 3"
         '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
-        "|--new-option x --pre"),
+        "|--new-option x --pre|a; python_version < '3.13' # why"),
         ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
         "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"),
     ),

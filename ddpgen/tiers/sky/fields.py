@@ -16,6 +16,7 @@ from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import Prefix
 from ddpgen.spec.times import Duration
+from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers.sky.extra import Extra
 from ddpgen.tiers.sky.requirement import Requirement
 
@@ -30,7 +31,7 @@ _MEMORY = Text(
 )
 # A context of Kubernetes may be an ARN, which holds colons and slashes.
 _INFRA = Text(
-    r"[a-z0-9]+(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*",
+    r"([a-z0-9]+|[*])(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*",
     "a cloud like aws, aws/REGION[/ZONE] or k8s/CONTEXT",
 )
 _BUCKET = Text(
@@ -38,6 +39,22 @@ _BUCKET = Text(
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
     "a bucket like s3://NAME, gs://NAME, r2://NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER",
 )
+
+
+class DiskSize(WholeNumber):
+    """A number of GB. The unit may be there: 256GB, 2TB."""
+
+    def __init__(self, low: int, high: int):
+        super().__init__(low, high)
+        self.allowed += " (GB)"
+        self.form = {"anyOf": [self.form, {"type": "string", "pattern": "^[0-9]+[GTgt][Bb]$"}]}
+
+    def parse(self, raw: Scalar) -> int:
+        size = re.fullmatch("([0-9]{1,9})(GB|TB)", raw.text.upper())
+        if size is None:
+            return super().parse(raw)
+        number = int(size[1]) * (1024 if size[2] == "TB" else 1)
+        return super().parse(raw._replace(text=str(number), tag="int", quoted=False))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -78,7 +95,7 @@ class SkyJob(JobSpec):
     memory: str | None = setting(_MEMORY, None)
     spot: bool = setting(Flag(), True)
     on_demand_fallback: bool = setting(Flag(), False)
-    disk_size: int | None = setting(WholeNumber(1, 100_000), None)
+    disk_size: int | None = setting(DiskSize(1, 100_000), None)
     disk_tier: str | None = setting(Choice("low", "medium", "high", "ultra", "best"), None)
     network_tier: str | None = setting(Choice("standard", "best"), None)
     image: str | None = setting(

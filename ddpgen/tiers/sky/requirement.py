@@ -19,7 +19,7 @@ _PACKAGE = rf"{_NAME}{_EXTRAS}( *({_VERSIONS}|\( *{_VERSIONS} *\)))?"
 _URL = r"(git|hg|svn|bzr)\+[^ ']+|(https?|file)://?[^ ']+"
 _ARCHIVE = r"[^ '\"$;:-][^ '\"$;:]*\.(whl|zip|tar\.(gz|bz2|xz))"
 _PATH = rf"{_ARCHIVE}|\.{{1,2}}|[A-Za-z0-9_.+-]*/[^ '\"$;]*"
-_MARKER = r"( *;[^\0-\x1f'#]+?)?"
+_MARKER = r"""( *;([^\0-\x1f'"#]|'[^\0-\x1f'#]*'|"[^\0-\x1f"#]*")+?)?"""
 # A word, with "" around its spaces.
 _WORD = r"(?![-=#])([^ '\"\0-\x1f]|\"[^'\"\0-\x1f]*\")+"
 _FLAGS = "no-index|pre|prefer-binary|require-hashes"
@@ -48,10 +48,7 @@ class Requirement(Text):
     def __init__(self) -> None:
         requirement = rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *[^ ']+|{_URL}|{_PATH}){_MARKER}"
         line = rf"({requirement}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
-        allowed = (
-            "one line of a requirements file, like torch==2.13.0 or -r FILE, without single quotes"
-        )
-        super().__init__(line, allowed)
+        super().__init__(line, "one line of a requirements file, like torch==2.13.0 or -r FILE")
 
     def parse(self, raw: Scalar) -> str:
         if re.match(r"(python3? -m )?pip3? +install\b", raw.text):

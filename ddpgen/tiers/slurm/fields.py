@@ -74,7 +74,8 @@ class SlurmEnvironment(Environment):
     """The settings that make the Python with torch available on the nodes."""
 
     modules: tuple[str, ...] = setting(
-        Texts(Text(r"[A-Za-z0-9][A-Za-z0-9._+/@%:=-]*", "a module's name, like cuda/12.4")), ()
+        Texts(Text(r"(~/|[A-Za-z0-9_./])[A-Za-z0-9._+/@%:=-]*", "a module's name, like cuda/12.4")),
+        (),
     )
     conda: str | None = setting(EnvironmentPath(), None)
     venv: str | None = setting(EnvironmentPath(), None)
