@@ -136,7 +136,8 @@ def _on(tiers: Sequence[str], of: int, finding: Finding) -> Finding:
     """Return the finding, with the names of its tiers if it is about some of them and not below `targets`."""
     if len(tiers) == of or finding.path.startswith("targets."):
         return finding
-    return finding._replace(problem=f"on {' and '.join(tiers)}: {finding.problem}")
+    names = " and ".join([", ".join(tiers[:-1]), tiers[-1]] if tiers[1:] else tiers)
+    return finding._replace(problem=f"on {names}: {finding.problem}")
 
 
 def _runs_script(root: Table) -> bool:

@@ -43,6 +43,45 @@ def _laid_over(sound: Mapping[str, Any], top: dict[str, Any], targets: Any) -> d
     return {**sound, **top, "train": train, **({"targets": targets} if targets else {})}
 
 
+# What an overlay of each tier needs.
+_SOUND_TIERS: Mapping[str, Any] = {
+    "local": {}, "hosts": {"hosts": ["first", "second"]}, "slurm": {}, "sky": {"bucket": "s3://my-bucket"},
+}  # fmt: skip
+
+
+def one_field(sound: Mapping[str, Any]) -> Drawn:
+    """The spec `sound` for every tier, with a fitting value in one field of the job or of a tier, at any depth."""
+    targets = st.sampled_from(sorted(MODELS)).flatmap(
+        lambda tier: _one(MODELS[tier]).map(lambda field: {"targets": {tier: field}})
+    )
+    whole = {**sound, "targets": _SOUND_TIERS}
+    return (_one(JobSpec) | targets).map(lambda field: _merged(whole, field))
+
+
+def _one(model: Any) -> Drawn:
+    """One field of `model`, and those that it needs."""
+    kinds = Group(model).field_kinds
+
+    def entry(name: str) -> Drawn:
+        kind = kinds[name]
+        if not isinstance(kind, Group):
+            return _fitting(kind).map(lambda value: {name: value})
+        needed = [] if name == "train" else kind.needed
+        drawn = {n: _fitting(kind.field_kinds[n]) for n in needed}
+        inner = st.tuples(st.fixed_dictionaries(drawn), _one(kind.model))
+        return inner.map(lambda parts: {name: {**parts[0], **parts[1]}})
+
+    return st.sampled_from(sorted(kinds)).flatmap(entry)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for name in above:
+        if isinstance(below.get(name), dict) and isinstance(above[name], dict):
+            merged[name] = _merged(below[name], above[name])
+    return merged
+
+
 def group(model: Any) -> Drawn:
     """A few fields of `model`, and those that it needs."""
     kinds = {field.name: field.metadata["kind"] for field in Group(model).fields}

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ddpgen
-from ddpgen.tiers.registry import read
+from ddpgen.render import Renderer
+from ddpgen.spec.rules import RESERVED_VARIABLES
+from ddpgen.tiers.registry import TIERS, read
 from tests.ddpgen.conftest import Run, faults
 
 HEAD = "name: mine\ncode: code\ntrain:\n"
@@ -100,6 +107,57 @@ def test_a_number_stays_as_written_wherever_it_comes_from(tmp_path: Path, run: R
     train = {"script": "my train.py", "args": {"a": 1e-4, "b": "1e-4", "c": [2.0, True]}}
     ddpgen.load({"name": "mine", "code": "code", "train": train}).render("local")
     assert rendered_program()[-4:] == ["--a=0.0001", "--b=1e-4", "--c=2.0", "--c"]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+NAMES = st.from_regex("[A-Z][A-Z0-9_]{0,8}", fullmatch=True).filter(
+    lambda name: name not in {*RESERVED_VARIABLES, "PATH", "IFS"}
+)
+# A python3 that shows the variables that it has, and then its arguments.
+STUB = """#!/bin/bash
+env -0
+printf '%s\\0' ---- "$@"
+"""
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(TEXTS, max_size=5),
+    options=st.dictionaries(NAMES, TEXTS | st.lists(TEXTS, max_size=2), max_size=3),
+    env=st.dictionaries(NAMES, TEXTS, max_size=3),
+    form=st.sampled_from(["list", "mapping", "command"]),
+)
+def test_any_text_arrives_at_the_supervisor(
+    words: list[str], options: dict[str, Any], env: dict[str, str], form: str, tmp_path: Path
+) -> None:
+    train: dict[str, Any] = {"script": "/t.py", "args": words}
+    expected = ["/t.py", *("{--}" if word == "--" else word for word in words)]
+    if form == "mapping":
+        train["args"] = options
+        items = ((n, v if isinstance(v, list) else [v]) for n, v in sorted(options.items()))
+        expected = ["/t.py", *(f"--{name}={text}" for name, texts in items for text in texts)]
+    elif form == "command":
+        train = {"command": ["/t", *words], "resume": "by-itself"}
+        expected[0] = "/t"
+    spec = yaml.safe_dump({"name": "a", "env": env, "train": train}, allow_unicode=True)
+    job = read(spec.encode(), "a.yaml")["local"].job
+    (tmp_path / "train").mkdir(exist_ok=True)
+    (tmp_path / "train" / "__main__.py").touch()
+    (tmp_path / "python3").write_text(STUB)
+    (tmp_path / "python3").chmod(0o755)
+    (tmp_path / "local.sh").write_text(TIERS["local"].render(job, Renderer())[0].text)
+    done = subprocess.run(
+        ["bash", "local.sh"], cwd=tmp_path, capture_output=True, check=True, timeout=30,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "LC_ALL": "C"},
+    )  # fmt: skip
+    variables, _, arguments = done.stdout.partition(b"\0----\0")
+    got = dict(line.split(b"=", 1) for line in variables.split(b"\0"))
+    assert {name: got[name.encode()].decode() for name in env} == env
+    assert [each.decode() for each in arguments.split(b"\0")][-len(expected) - 2 :] == [
+        *expected,
+        "--",
+        "",
+    ]
 
 
 def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, reject, settings
 from jinja2 import nodes
 
+from ddpgen import job
+from ddpgen.errors import SpecInvalidError
 from ddpgen.render import FILTERS
+from ddpgen.tiers.registry import read
+from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
 
 TEMPLATES = sorted((ROOT / "templates").glob("*.j2"))
@@ -61,6 +71,48 @@ def test_scripts_are_clean_bash(name: str, run: Run, tmp_path: Path) -> None:
     outcome = run("render", "job.yaml", "--target", "local", "--stdout")
     assert outcome.code == 0, outcome.err
     check_bash(outcome.out)
+
+
+RENDERED = settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+)
+
+
+@RENDERED
+@given(spec=drawn.one_field(yaml.safe_load(GPT)))
+def test_what_validates_renders_on_every_tier(spec: dict[str, Any], tmp_path: Path) -> None:
+    for script in scripts(spec, tmp_path):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@settings(RENDERED, max_examples=300)
+@given(spec=drawn.one_field(yaml.safe_load(GPT)))
+def test_what_validates_is_clean_bash(spec: dict[str, Any], tmp_path: Path) -> None:
+    for script in scripts(spec, tmp_path):
+        check_bash(script)
+
+
+def scripts(spec: dict[str, Any], home: Path) -> list[str]:
+    """Return the bash of a spec that validates, with that of its task for SkyPilot. Its other files are parsed."""
+    raw = yaml.safe_dump(spec, allow_unicode=True).encode("utf-8", "surrogatepass")
+    try:
+        readings = read(raw, str(home / "job.yaml"))
+        job.check([*readings.values()], home)
+    except SpecInvalidError:
+        reject()
+    found = []
+    for artefact in job.artefacts(readings, [*readings], None):
+        if artefact.path.endswith(".json"):
+            json.loads(artefact.text)
+        elif artefact.path.endswith(".yaml"):
+            task = yaml.safe_load(artefact.text)
+            found += [task["setup"], task["run"]] if "setup" in task else [task["run"]]
+        elif re.search(r"(?<!activate)(?<!setup)\.(sh|sbatch)$", artefact.path):  # not the user's
+            found.append(artefact.text)
+    return found
 
 
 Spec = Callable[..., Path]
