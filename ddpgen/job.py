@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,23 +80,19 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
 
 def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
     tier, job = TIERS[reading.tier], reading.job
-    return [
+    conflicts = [
         *code.check(job, home, tier.files(job)),
         *program.check(job, home),
         *lines.check(job),
         *unwise.conflicts(job),
         *lock.check(job, reading.filename),
-        *_ignored_codes(job),
         *tier.check(job),
     ]
+    if job.preflight.ignore:
+        from ddpgen import guide
 
-
-def _ignored_codes(job: JobSpec) -> Iterable[Conflict]:
-    if not job.preflight.ignore:
-        return ()
-    from ddpgen import guide
-
-    return guide.check(job)
+        conflicts += guide.check(job)
+    return conflicts
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,14 @@ def refuse_existing(path: Path) -> None:
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
     """Write the spec. Raise OptionRefusedError for answers that a spec may not hold; FileTroubleError."""
     _write(path, _text(str(name), str(workload), int(procs), int(steps)))
+
+
+def refuse_options(answers: Mapping[str, Any]) -> None:
+    """Raise OptionRefusedError for the answers of options that no spec may hold, before others are asked for."""
+    given = [question for question in QUESTIONS if answers[question.name] is not None]
+    refusals = [(f"--{each.name}", refusal(each, answers[each.name])) for each in given]
+    if refused := [f"{option}: {why}" for option, why in refusals if why]:
+        raise OptionRefusedError("\n".join(refused))
 
 
 def refusal(question: Question, answer: Any) -> str:

@@ -60,6 +60,7 @@ def init(output: Path, script: Path | None, yes: bool, **answers: Any) -> None:
     if script is not None:
         _init_for_script(output, script, answers)
         return
+    scaffold.refuse_options(answers)
     for question in scaffold.QUESTIONS:
         if answers[question.name] is None:
             answers[question.name] = question.default if yes else _answer(question)

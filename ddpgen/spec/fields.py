@@ -365,10 +365,10 @@ def did_you_mean(word: str, known_words: Iterable[str], fallback: str = "") -> s
     return fallback or f"write one of {', '.join(known_words)}"
 
 
-def similar(word: str, known_words: Iterable[str]) -> str:
-    """Return the known word that is most like `word`; "" if none is similar."""
+def similar(word: str, known_words: Iterable[str], at_least: float = 0.6) -> str:
+    """Return the known word that is most like `word`; "" if none is. `at_least`: the likeness, 1 for the word itself."""
     import difflib
 
     spellings = {name.lower(): name for name in known_words}
-    close = difflib.get_close_matches(word[:MAX_NUMBER_LENGTH].lower(), spellings, 1, 0.7)
+    close = difflib.get_close_matches(word[:MAX_NUMBER_LENGTH].lower(), spellings, 1, at_least)
     return spellings[close[0]] if close else ""

@@ -47,7 +47,7 @@ FOREIGN_NAMES = {
     "num_nodes": "nodes", "use_spot": "spot", "envs": "env", "cloud": "infra", "region": "infra",
     "zone": "infra", "image_id": "image", "job_recovery": "recovery", "spot_recovery": "recovery",
     "max_restarts_on_errors": "restarts_on_errors", "idle_minutes_to_autostop": "autostop",
-    "any_of": "accelerators", "file_mounts": "bucket", "run": "command",
+    "any_of": "accelerators", "run": "command",
     "learning_rate": "lr", "lr_scheduler": "schedule", "max_grad_norm": "grad_clip",
     "max_steps": "steps", "max_iters": "steps", "iterations": "steps", "max_epochs": "epochs",
     "num_epochs": "epochs", "num_train_epochs": "epochs", "model": "workload",
@@ -110,13 +110,13 @@ class Walk:
         word, option = name.replace("-", "_"), name.replace("_", "-")
         word = FOREIGN_NAMES.get(word, word)
         group, field = self._group_with_field(word) if word not in known_keys else ("", "")
-        if option in _SBATCH and "extra" in known_keys:
+        if option in _SBATCH and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:
             remedy = f"it belongs to {group}"
         elif group:
             remedy = f"write {word}, which belongs to {group}"
-        elif close := similar(word, known_keys):
+        elif close := similar(word, known_keys, at_least=0.7):
             remedy, field = f"did you mean {close}?", dotted((*path, close))
         elif len(known_keys) <= _MAX_LISTED:
             remedy = f"write one of {', '.join(known_keys)}"

@@ -6,7 +6,7 @@ read the values; rules.py checks the rules between them. Opens no file. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -94,9 +94,10 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
         Group(JobSpec).read(root, (), walk)
         findings += walk.findings
     located = locate({tier: (merged[tier], each) for tier, each in found.items()})
+    missing = _with_tiers(missing)
     readings = {}
     for tier, job in jobs.items():
-        findings += [*_of_tiers(missing, tier), *located[tier]]
+        findings += [*missing[tier], *located[tier]]
         warnings = tuple(dict.fromkeys(each for each in located[tier] if not each.fatal))
         readings[tier] = Reading(filename, tier, job, merged[tier], warnings, whole)
     if any(finding.fatal for finding in findings):
@@ -116,28 +117,27 @@ def locate(
     for tier, (_, of_tier) in found.items():
         for conflict in of_tier:
             tiers.setdefault(conflict, []).append(tier)
-    located: dict[str, list[Finding]] = {tier: [] for tier in found}
-    for tier, (root, of_tier) in found.items():
-        for conflict in of_tier:
-            shared = 1 < len(found) == len(tiers[conflict])
-            finding = _locate(conflict, root, shared)
-            located[tier].append(_on(tiers[conflict], len(found), finding))
-    return located
+    return _with_tiers(
+        {
+            tier: [
+                _locate(each, root, shared=1 < len(found) == len(tiers[each])) for each in of_tier
+            ]
+            for tier, (root, of_tier) in found.items()
+        }
+    )
 
 
-def _of_tiers(missing: Mapping[str, Sequence[Finding]], tier: str) -> Iterator[Finding]:
-    """Yield what the job of a tier lacks."""
-    for finding in missing[tier]:
-        tiers = [other for other, findings in missing.items() if finding in findings]
-        yield _on(tiers, len(missing), finding)
+def _with_tiers(found: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
+    """Return the findings of each tier. One that is neither on all tiers nor below `targets` names its tiers."""
 
+    def named(finding: Finding) -> Finding:
+        tiers = [tier for tier, findings in found.items() if finding in findings]
+        if len(tiers) == len(found) or finding.path.startswith("targets."):
+            return finding
+        names = " and ".join([", ".join(tiers[:-1]), tiers[-1]] if tiers[1:] else tiers)
+        return finding._replace(problem=f"on {names}: {finding.problem}")
 
-def _on(tiers: Sequence[str], of: int, finding: Finding) -> Finding:
-    """Return the finding, with the names of its tiers if it is about some of them and not below `targets`."""
-    if len(tiers) == of or finding.path.startswith("targets."):
-        return finding
-    names = " and ".join([", ".join(tiers[:-1]), tiers[-1]] if tiers[1:] else tiers)
-    return finding._replace(problem=f"on {names}: {finding.problem}")
+    return {tier: [*map(named, findings)] for tier, findings in found.items()}
 
 
 def _runs_script(root: Table) -> bool:

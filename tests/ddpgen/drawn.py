@@ -43,7 +43,7 @@ def _laid_over(sound: Mapping[str, Any], top: dict[str, Any], targets: Any) -> d
     return {**sound, **top, "train": train, **({"targets": targets} if targets else {})}
 
 
-# What an overlay of each tier needs.
+# The fields that the overlay of each tier needs.
 _SOUND_TIERS: Mapping[str, Any] = {
     "local": {}, "hosts": {"hosts": ["first", "second"]}, "slurm": {}, "sky": {"bucket": "s3://my-bucket"},
 }  # fmt: skip

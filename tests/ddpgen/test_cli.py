@@ -464,6 +464,26 @@ def test_init_asks_nothing_with_yes(run: Run, tmp_path: Path) -> None:
     assert (written["name"], written["train"]["steps"]) == ("my-job", 7)
 
 
+def test_init_refuses_wrong_options_before_it_asks(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "init", "--name", "it's", "--workload", "gtp"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(master)
+    os.close(slave)
+    assert done.returncode == 2
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == [
+        "--name",
+        "--workload",
+    ]
+
+
 def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(

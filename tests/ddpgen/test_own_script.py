@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import ddpgen
 from ddpgen.render import Renderer
 from ddpgen.spec.rules import RESERVED_VARIABLES
 from ddpgen.tiers.registry import TIERS, read
-from tests.ddpgen.conftest import Run, faults
+from tests.ddpgen.conftest import HOSTILE, Run, faults
 
 HEAD = "name: mine\ncode: code\ntrain:\n"
 
@@ -109,10 +109,13 @@ def test_a_number_stays_as_written_wherever_it_comes_from(tmp_path: Path, run: R
     assert rendered_program()[-4:] == ["--a=0.0001", "--b=1e-4", "--c=2.0", "--c"]
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+TEXTS = st.sampled_from(HOSTILE) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20
+)
 NAMES = st.from_regex("[A-Z][A-Z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: name not in {*RESERVED_VARIABLES, "PATH", "IFS"}
 )
+ALL_HOSTILE = {f"V{number}": text for number, text in enumerate(HOSTILE)}
 # A python3 that shows the variables that it has, and then its arguments.
 STUB = """#!/bin/bash
 env -0
@@ -127,6 +130,9 @@ printf '%s\\0' ---- "$@"
     env=st.dictionaries(NAMES, TEXTS, max_size=3),
     form=st.sampled_from(["list", "mapping", "command"]),
 )
+@example(words=HOSTILE, options={}, env=ALL_HOSTILE, form="list")
+@example(words=[], options={**ALL_HOSTILE, "LIST": HOSTILE}, env={}, form="mapping")
+@example(words=HOSTILE, options={}, env={}, form="command")
 def test_any_text_arrives_at_the_supervisor(
     words: list[str], options: dict[str, Any], env: dict[str, str], form: str, tmp_path: Path
 ) -> None:
@@ -139,7 +145,8 @@ def test_any_text_arrives_at_the_supervisor(
     elif form == "command":
         train = {"command": ["/t", *words], "resume": "by-itself"}
         expected[0] = "/t"
-    spec = yaml.safe_dump({"name": "a", "env": env, "train": train}, allow_unicode=True)
+    # Each odd letter as its number: PyYAML itself would fold some of them.
+    spec = yaml.safe_dump({"name": "a", "env": env, "train": train})
     job = read(spec.encode(), "a.yaml")["local"].job
     (tmp_path / "train").mkdir(exist_ok=True)
     (tmp_path / "train" / "__main__.py").touch()

@@ -262,6 +262,13 @@ def test_a_bundle_keeps_the_extra_keys(bundle: Callable[..., Path]) -> None:
 
 
 REFUSED = [
+    ("bucket: s3://bbb, image: ami-01", "", "10:34 targets.sky.image", "infra"),
+    (
+        "bucket: s3://bbb, image: a/b:2, infra: [aws, '*']",
+        "",
+        "10:34 targets.sky.image",
+        "docker:a/b:2",
+    ),
     (f"{BUCKET}, extra: [1]", "", "10:34 targets.sky.extra", "mapping"),
     (f"{BUCKET}, extra: {{num_nodes: 2}}", "", "10:35 targets.sky.extra.num_nodes", "nodes"),
     (f"{BUCKET}, extra: {{volume: {{}}}}", "", "10:35 targets.sky.extra.volume", "volumes"),
@@ -459,7 +466,7 @@ WARNED = [
     (f"{BUCKET}, requirements: [torch]", "10:42 targets.sky.requirements[0]", "NAME==VERSION"),
     (f"{BUCKET}, requirements: [numpy==2.2.6]", "10:41 targets.sky.requirements", "torch==VERSION"),
     (
-        f"{BUCKET}, image: 'pytorch/pytorch:2.5'",
+        f"{BUCKET}, image: 'pytorch/pytorch:2.5', infra: aws",
         "10:34 targets.sky.image",
         "docker:pytorch/pytorch:2.5",
     ),

@@ -96,7 +96,7 @@ def test_what_validates_is_clean_bash(spec: dict[str, Any], tmp_path: Path) -> N
 
 
 def scripts(spec: dict[str, Any], home: Path) -> list[str]:
-    """Return the bash of a spec that validates, with that of its task for SkyPilot. Its other files are parsed."""
+    """Return the scripts of a spec that validates, and those in its task for SkyPilot. Its other files are parsed."""
     raw = yaml.safe_dump(spec, allow_unicode=True).encode("utf-8", "surrogatepass")
     try:
         readings = read(raw, str(home / "job.yaml"))

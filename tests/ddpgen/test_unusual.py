@@ -570,13 +570,13 @@ disk_size: 2TB
 disk_tier: best
 network_tier: best
 network_tier: standard
-image: ami-0123456789abcdef0
-image: skypilot:gpu-ubuntu-2204
-image: projects/deeplearning-platform-release/global/images/family/pytorch
+image: ami-0123456789abcdef0 ;; infra: aws
+image: skypilot:gpu-ubuntu-2204 ;; infra: [aws/us-east-1, gcp]
+image: projects/deeplearning-platform-release/global/images/family/pytorch ;; infra: gcp
 image: docker:nvcr.io/nvidia/pytorch:24.05-py3
 image: docker:a/b@sha256:0000000000000000000000000000000000000000000000000000000000000000
 image: docker:ubuntu
-image: ocid1.image.oc1.us-sanjose-1.aaaa
+image: ocid1.image.oc1.us-sanjose-1.aaaa ;; infra: oci
 spot: no
 spot: true
 on_demand_fallback: yes

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.tiers.sky.extra import FREE, RESOURCES, SET, TOP, UNFIT
+from tests.ddpgen import test_unusual
 from tests.sky import files
 from tests.sky.skypilot import RefusedError, SkyPilot
 
@@ -253,6 +254,30 @@ def test_a_name_that_we_take_is_taken(skypilot: SkyPilot, tmp_path: Path, name: 
             files.rendered(wanted)
     else:
         assert skypilot.load(files.laid_out(tmp_path, wanted))["name"] == name
+
+
+# SkyPilot looks regions, machines and contexts up in catalogs and in a cluster's configuration, which are not here.
+UNUSUAL = [
+    (name, text)
+    for name, text in test_unusual.specs()
+    if re.match(
+        r"(sky|bucket)(?!.*(infra: .*/|instance_type|runpod|nebius|lambda|image: (?!docker)))", name
+    )
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_what_is_unusual_and_right_is_taken(skypilot: SkyPilot, tmp_path: Path) -> None:
+    refused = {}
+    for name, text in UNUSUAL:
+        wanted = yaml.safe_load(text)
+        secrets = wanted["targets"]["sky"].get("secrets", [])
+        try:
+            skypilot.load(files.laid_out(tmp_path, wanted), secrets=dict.fromkeys(secrets, "x"))
+        except RefusedError as error:
+            refused[name] = str(error)
+    assert refused == {}
 
 
 # PyYAML writes it without the quotes that make it a text to others.

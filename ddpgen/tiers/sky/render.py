@@ -137,8 +137,12 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
-    image = job.image or ""
-    if "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
+    image, clouds = job.image or "", {item.partition("/")[0] for item in job.infra}
+    if image and not image.startswith("docker:") and (not clouds or "*" in clouds):
+        problem = f"{image} is one cloud's image, and infra does not name the cloud"
+        remedy = f"write infra: with that cloud, or image: docker:{image} if it is a container's"
+        yield Conflict(("image", "infra"), problem, remedy)
+    elif "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
         problem = f"{image} looks like a container's image, and would be taken for a cloud's"
         yield Conflict(("image",), problem, f"write docker:{image}", False)
     if image.startswith("docker:") and "@sha256:" not in image:
