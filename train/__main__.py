@@ -32,8 +32,8 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               one host's attempt, from its checks to its exit code
        python -m train doctor CHECKPOINT_DIR [--json]
                                               say which rank holds a training up, and where each stands
-       python -m train report CHECKPOINT_DIR [-o FILE]
-                                              write what happened in a run as one page
+       python -m train report CHECKPOINT_DIR [CHECKPOINT_DIR …] [-o FILE]
+                                              write a run, or the points of a sweep, as one page
        python -m train verify CHECKPOINT_DIR [--from=STEP] [--steps=K] [--procs=N]
                                               compute steps of a run again, and compare the bits
        python -m train diff A B [--json]      say where two runs part, and what differed there

@@ -1,4 +1,4 @@
-"""`python -m train report`: write the page of a run."""
+"""`python -m train report`: write the page of a run, or one page of the points of a sweep."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pathlib import Path
 
 from train.base.errors import EXIT_FAILED
 from train.base.files import replace_file
-from train.tools.report import plots
+from train.tools.report import plots, sweep
 from train.tools.report.history import load
-from train.tools.report.page import page
-
-FILE = "report.html"
+from train.tools.report.page import FILE, page
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the report of a checkpoint directory, and return the exit code."""
+    """Write the report of a checkpoint directory, or of several that are points of a sweep; return the exit code."""
     called = os.environ.get("DDPGEN_CALLED_AS", "python -m train report")
     parser = argparse.ArgumentParser(prog=called, allow_abbrev=False)
-    parser.add_argument("directory", type=Path, help="the checkpoint directory")
-    parser.add_argument("-o", "--output", type=Path, help=f"the file  [default: DIRECTORY/{FILE}]")
+    many = "the checkpoint directory; several are the points of a sweep"
+    parser.add_argument("directory", nargs="+", type=Path, help=many)
+    where = f"the file  [default: {FILE} in the directory, or in the one that holds all of them]"
+    parser.add_argument("-o", "--output", type=Path, help=where)
     options = parser.parse_args(argv)
-    directory = options.directory.absolute()
+    directories = [each.absolute() for each in options.directory]
+    directory = Path(os.path.commonpath(directories))
     output = options.output or directory / FILE
-    if (directory / "script").is_dir():
+    if any(os.path.isdir(each / "script") for each in directories):
         why = "is of a script of your own, of which a step a second is on record: its rows are in metrics.jsonl"
         print(f"{called}: {directory} {why}", file=sys.stderr)
         return EXIT_FAILED
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{called}: {output}: is no regular file; name another file with -o", file=sys.stderr)
         return EXIT_FAILED
     try:
-        write(directory, output)
+        write(directories, directory, output)
     except OSError as error:
         file = Path(error.filename or output)
         recorded = (
@@ -50,7 +51,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def write(directory: Path, output: Path) -> None:
-    """Write the page of the run in `directory`; after an error no half page is left. Raises OSError."""
-    found = load(directory)
-    replace_file(output, page(found, directory.name).encode(), sync=False)
+def write(directories: Sequence[Path], whole: Path, output: Path) -> None:
+    """Write the page of one run, or of the points of the sweep in `whole`; after an error no half page is left.
+
+    Raises OSError.
+    """
+    if len(directories) == 1:
+        text = page(load(whole), whole.name)
+    else:
+        points = [sweep.read(each, whole, output.absolute().parent) for each in directories]
+        text = sweep.page(points, whole.name)
+    replace_file(output, text.encode(), sync=False)

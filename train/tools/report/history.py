@@ -150,9 +150,14 @@ def read(lines: Iterable[str]) -> Iterator[Row]:
 
 
 def loss_of(row: Row) -> float | None:
-    """Return the row's loss, to the bit, or None. JSON has no NaN, so the row holds it as text."""
+    """Return the row's loss, to the bit, or None."""
+    return value_of(row, "loss")
+
+
+def value_of(row: Row, name: str) -> float | None:
+    """Return the number that the row has under `name`, or None. JSON has no NaN, so the row holds it as text."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        return float(row["loss"])
+        return float(row[name])
     return None
 
 

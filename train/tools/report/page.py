@@ -1,9 +1,9 @@
-"""A run as one self-contained HTML page: no script, no external files, for light and dark mode and for print."""
+"""A run as one HTML page. The form of all pages: self-contained, no script, for light and dark mode and for print."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -12,6 +12,7 @@ from train.run.provenance import weights_of
 from train.tools.report import plots
 from train.tools.report.history import History, Start
 
+FILE = "report.html"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --paper: #fff; --card: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -42,13 +43,18 @@ def page(history: History, name: str) -> str:
     """Return the whole page. `name`: the job's name."""
     parts = [*_head(history, name), *_cards(history), *_curves(history), *_starts(history)]
     parts += [*_settings("Settings", history.manifest.get("settings")), *_facts(history)]
+    return document(name, parts)
+
+
+def document(name: str, parts: Iterable[str], style: str = "") -> str:
+    """Return a page of these parts. `style`: rules that only this page needs."""
     body = "\n".join(parts)
     title = f"<title>{escape(name)}: ddpgen report</title>"
     meta = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     )
     return (
-        f'<!doctype html>\n<html lang="en"><head>{meta}{title}<style>{_STYLE}</style></head>\n'
+        f'<!doctype html>\n<html lang="en"><head>{meta}{title}<style>{_STYLE}{style}</style></head>\n'
         f"<body>\n{body}\n</body></html>\n"
     )
 
@@ -70,11 +76,11 @@ def _head(history: History, name: str) -> Iterator[str]:
 def _cards(history: History) -> Iterator[str]:
     of = f" of {history.total_steps}" if history.total_steps else ""
     last = history.steps[-1] if history.steps else None
-    units, unit = _units(history)
+    per_step, unit = units(history)
     cards = [
         (f"{last.number if last else 0}{of}", "steps"),
         (f"{last.loss:.4f}" if last else "none", "loss"),
-        (_count(units / history.step_s) if history.step_s else "none", f"{unit} per second"),
+        (count(per_step / history.step_s) if history.step_s else "none", f"{unit} per second"),
         (f"{history.step_s * 1e3:.4g} ms" if history.step_s else "none", "median step"),
         (clock(history.wall_s), "from the first start"),
         (f"{history.goodput:.0%}", "goodput"),
@@ -98,18 +104,19 @@ def _curves(history: History) -> Iterator[str]:
         return
     yield '<div class="plots">'
     if history.steps:
-        yield _figure("Loss", plots.loss(history))
-        yield _figure("Throughput", plots.speed(history, *_units(history)))
+        yield figure("Loss", plots.loss(history))
+        yield figure("Throughput", plots.speed(history, *units(history)))
     if history.ranks:
-        yield _figure("Where a step's time went", plots.step_time_parts(history))
+        yield figure("Where a step's time went", plots.step_time_parts(history))
         if len(history.ranks[-1].waiting) > 1:
-            yield _figure("The ranks compared", plots.ranks(history))
+            yield figure("The ranks compared", plots.ranks(history))
     if history.checkpoints:
-        yield _figure("Checkpoints", plots.checkpoints(history))
+        yield figure("Checkpoints", plots.checkpoints(history))
     yield "</div>"
 
 
-def _figure(caption: str, svg: str) -> str:
+def figure(caption: str, svg: str) -> str:
+    """Return a drawing with its caption."""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
 
 
@@ -119,7 +126,7 @@ def _starts(history: History) -> Iterator[str]:
     yield '<div class="scroll"><table class="starts"><tr>'
     yield "".join(f"<th>{name}</th>" for name in names) + "</tr>"
     for start in history.starts:
-        yield f"<tr>{''.join(_cell(value) for value in _row(start))}</tr>"
+        yield f"<tr>{''.join(cell(value) for value in _row(start))}</tr>"
     yield "</table></div>"
 
 
@@ -136,7 +143,8 @@ def _row(start: Start) -> Iterator[tuple[str, str]]:
     yield f"{start.attempt} {start.generation}", ""
 
 
-def _cell(value: tuple[str, str]) -> str:
+def cell(value: tuple[str, str]) -> str:
+    """Return a cell of a table: its text, and its class or ""."""
     text, kind = value
     return f'<td class="{escape(kind)}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
@@ -162,15 +170,16 @@ def _settings(title: str, values: Any) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _units(history: History) -> tuple[float, str]:
+def units(history: History) -> tuple[float, str]:
     """Return how much a step processes, and the unit: the workload's own, else samples."""
-    unit, units = history.manifest.get("unit"), history.manifest.get("units_per_step")
-    if isinstance(unit, str) and isinstance(units, (int, float)):
-        return float(units), unit
+    unit, per_step = history.manifest.get("unit"), history.manifest.get("units_per_step")
+    if isinstance(unit, str) and isinstance(per_step, (int, float)):
+        return float(per_step), unit
     settings = history.manifest.get("settings")
     size = settings.get("global_batch_size") if isinstance(settings, Mapping) else None
     return (float(size), "samples") if isinstance(size, int) else (1.0, "steps")
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
+    """Return a number with three digits, or with all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""The curves of a run as SVG for light and dark pages. Needs matplotlib.
+"""The curves of a run, or of the points of a sweep, as SVG for light and dark pages. Needs matplotlib.
 
 Text and axes take the page's colour. The series have colours that are visible on both pages.
 """
@@ -6,16 +6,24 @@ Text and axes take the page's colour. The series have colours that are visible o
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.tools.report.history import History
 
 # Okabe and Ito's palette, without the colours that are invisible on white or black.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#888888"
+PINK = "#cc79a7"
 _INK = "#010203"  # stands for the page's own colour
 _POINTS = 600  # the most points of a curve; the eye cannot distinguish more
+_POINTS_OVERLAID = 200  # the most points of a curve among others: each makes the page larger
+_MARKED = 30  # a curve with at most so many points marks each
+_FAR = (
+    3.0  # the distance from the best curve, in its own heights, at which values leave the picture
+)
+COLOURED = 10  # more curves than these cannot be told apart
 
 
 def available() -> bool:
@@ -117,6 +125,76 @@ def checkpoints(history: History) -> str:
         axes.legend(frameon=False)
 
     return _svg(draw)
+
+
+class Curve(NamedTuple):
+    """One line among others: its points, and its place in their order, from 0. `steps` are ascending."""
+
+    place: int
+    steps: Sequence[float]
+    values: Sequence[float]
+
+
+class Pen(NamedTuple):
+    """The look of a line: a colour, a width, and the lengths of a dash and of the gap after it, or ()."""
+
+    color: str
+    width: float
+    dash: tuple[float, ...] = ()
+
+
+def pen(place: int) -> Pen:
+    """Return the look of the line at this place in the order. The first ten differ, and the first is the thickest."""
+    if place >= COLOURED:
+        return Pen(GREY, 0.7)
+    colors = (BLUE, ORANGE, GREEN, RED, PINK)
+    dash = (3.0, 1.5) if place >= len(colors) else ()
+    return Pen(colors[place % len(colors)], 1.3 if place else 2.6, dash)
+
+
+def averaged(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return a curve of few points, each the mean of equally many neighbours. It has a gap where a value is not finite."""
+    size = max(1, -(-len(values) // _POINTS_OVERLAID))
+    blocks = range(0, len(values), size)
+    return [_mean(steps[n : n + size]) for n in blocks], [
+        _mean(values[n : n + size]) for n in blocks
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else math.nan
+
+
+def overlaid(curves: Sequence[Curve]) -> str:
+    """Draw the curves over each other by step, the first in their order on top."""
+
+    def draw(axes: Any) -> None:
+        for place, steps, values in reversed(curves):
+            color, width, dash = pen(place)
+            is_marked = len(values) == 1 or (len(values) <= _MARKED and place < COLOURED)
+            look = {"linestyle": (0, dash) if dash else "-", "marker": "." if is_marked else ""}
+            axes.plot(steps, values, color=color, linewidth=width, **look)
+        axes.set_xlabel("step")
+        axes.set_ylim(*limits(curves))
+
+    return _svg(draw)
+
+
+def limits(curves: Sequence[Curve]) -> tuple[float | None, float | None]:
+    """Return the lowest and the highest value of the picture, or None for all that there is.
+
+    Values far away from the best curve are left out, because a loss that diverges would flatten all other curves.
+    """
+    finite = (list(filter(math.isfinite, curve.values)) for curve in curves)
+    best = next(filter(None, finite), [0.0])
+    far = _FAR * max(max(best) - min(best), *map(abs, best))
+    low, high = min(best) - far, max(best) + far
+    near = [value for curve in curves for value in curve.values if low <= value <= high]
+    if not near or min(near) == max(near):
+        return None, None
+    margin = 0.05 * (max(near) - min(near))
+    return min(near) - margin, max(near) + margin
 
 
 def _thinned(values: Sequence[Any]) -> Sequence[Any]:
