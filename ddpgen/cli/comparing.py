@@ -171,5 +171,5 @@ def _run_directory(job: str) -> Path:
     try:
         return visible(job, None)
     except OptionRefusedError as error:
-        message, _, _ = str(error).partition("; name one")
+        message, _, _ = str(error).partition("; ")
         raise OptionRefusedError(f"{message}; give the checkpoint directory of the run") from None

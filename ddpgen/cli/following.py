@@ -191,12 +191,15 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
 @cli.command()
 @JOB
 @tier_option("The tier.  [default: that of the newest run]")
+@ONLY
 @click.option(
     "-o", "--output", type=FILE, metavar="FILE",
     help="The page to write.  [default: report.html in the checkpoint directory]",
 )  # fmt: skip
-def report(job: str, target: str | None, output: Path | None) -> None:
+def report(job: str, target: str | None, only: tuple[str, ...], output: Path | None) -> None:
     """Write a run as one page: curves, ranks, starts. It also has the checkpoints, and how each start ended.
+
+    For a sweep, the page has a table of the points, the best first, and their curves laid over each other.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. The curves need matplotlib
     (pip install 'ddpgen[plot]').
@@ -205,7 +208,10 @@ def report(job: str, target: str | None, output: Path | None) -> None:
     Example:
       ddpgen report examples/gpt.yaml -o report.html
     """
+    from ddpgen import api
     from ddpgen.programs import become_module
+    from ddpgen.tiers import commands
 
     place = output.absolute() if output else None
-    become_module("report", visible(job, target), given(output=place))
+    first, *more = commands.directories(api.find_run(job, target, None, only))
+    become_module("report", first, given(output=place), *more)

@@ -275,8 +275,7 @@ def visible(job: str, target: str | None, output: Path | None = None) -> Path:
     from ddpgen import api
     from ddpgen.tiers import commands
 
-    meant = api.find_run(job, target, output)
-    return meant if isinstance(meant, Path) else commands.visible(meant)
+    return commands.visible(api.find_run(job, target, output))
 
 
 def named(spec: Path, output: Path | None = None) -> str:

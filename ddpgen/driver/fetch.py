@@ -26,7 +26,7 @@ from .screen import Screen
 from .session import Context
 
 MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
-_METADATA = (METRICS, MANIFEST, "progress.json", "status", "best.json")
+_METADATA = (METRICS, MANIFEST, "progress.json", "status", "best.json", "point.json")
 BUNDLES = "bundles"  # archives of the bundles that ran; manifest.json names them
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")

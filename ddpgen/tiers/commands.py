@@ -20,6 +20,8 @@ from ddpgen.tiers.local import follow as local
 from ddpgen.tiers.registry import DEFAULT_TIER, TIERS
 
 _log = logging.getLogger(__name__)
+_ELSEWHERE = "give it to the same command where the job runs"
+_POINT = "point.json"  # in the checkpoint directory of a point of a sweep
 
 
 def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
@@ -94,28 +96,60 @@ def _local_state(following: Following) -> JobState | None:
     return state if state.started_by == following.tier else None
 
 
-def visible(following: Following) -> Path:
+def points_of(run: Following | Path) -> Mapping[str, Following | Path]:
+    """Return the run of each point of a sweep by its name; {} for a job that is no sweep.
+
+    A checkpoint directory is of a sweep if it has no status of its own, but directories of points that have begun.
+    """
+    if isinstance(run, Following):
+        return run.points
+    if os.path.exists(run / "status"):
+        return {}
+    return {mark.parent.name: mark.parent for mark in sorted(run.glob(f"*/{_POINT}"))}
+
+
+def visible(run: Following | Path) -> Path:
     """Return the checkpoint directory.
 
     Raises TargetUnavailableError if it is not on this machine, and SpecUnreadableError if no job has made it yet. The
     points of a sweep have a directory each, so a sweep raises OptionRefusedError.
     """
-    if following.job.points:
-        raise OptionRefusedError(
-            f"{following.job.name} is a sweep; give the checkpoint directory of one point, in "
-            f"{places.short(str(following.checkpoints))}"
-        )
-    if not TIERS[following.tier].follow.has_local_checkpoints(following):
+    if points_of(run):
+        sweep = places.short(str(_directory(run)))
+        raise OptionRefusedError(f"{sweep} is of a sweep; give the directory of one point in it")
+    return _on_this_machine(run, _ELSEWHERE)
+
+
+def directories(run: Following | Path) -> list[Path]:
+    """Return the checkpoint directory, or for a sweep the one of each point. It may be missing.
+
+    Raises the errors of visible(), but takes a sweep.
+    """
+    remedy = _ELSEWHERE
+    if isinstance(run, Following) and (start := TIERS[run.tier].start):
+        # This is hosts, as the directory of local is here.
+        remedy = f"bring it here: bash {places.short(str(run.bundle / start))} --fetch"
+    whole = _on_this_machine(run, remedy)
+    return [_directory(point) for point in points_of(run).values()] or [whole]
+
+
+def _directory(run: Following | Path) -> Path:
+    return run if isinstance(run, Path) else run.checkpoints
+
+
+def _on_this_machine(run: Following | Path, remedy: str) -> Path:
+    if isinstance(run, Path):
+        return run
+    if not TIERS[run.tier].follow.has_local_checkpoints(run):
         raise TargetUnavailableError(
-            f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; give it "
-            "to the same command where the job runs"
+            f"the checkpoint directory of {run.job.name} on {run.tier} is not on this machine; {remedy}"
         )
-    if not following.checkpoints.is_dir():
+    if not run.checkpoints.is_dir():
         raise SpecUnreadableError(
-            f"no job has begun in {places.short(str(following.checkpoints))}; launch it first: ddpgen launch SPEC "
-            f"--target {following.tier}"
+            f"no job has begun in {places.short(str(run.checkpoints))}; launch it first: ddpgen launch SPEC "
+            f"--target {run.tier}"
         )
-    return following.checkpoints
+    return run.checkpoints
 
 
 def checkpoint_directory(path: Path) -> Path:
@@ -126,7 +160,11 @@ def checkpoint_directory(path: Path) -> Path:
         os.path.exists(path / name) for name in ("metrics.jsonl", "preflight.json", "nodes")
     )
     if state.directory_state == "yes" and not (
-        state.status or state.lock or state.newest_checkpoint is not None or has_files
+        state.status
+        or state.lock
+        or state.newest_checkpoint is not None
+        or has_files
+        or points_of(path)
     ):
         raise SpecUnreadableError(
             f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
@@ -153,16 +191,20 @@ def asking(
 
     Both raise TargetUnavailableError.
     """
+    if runs := points_of(following):
+        return points.asking({name: asking(run) for name, run in runs.items()})
     if isinstance(following, Path):
         return local.asking(following)
-    if following.job.points:
-        return points.asking(following)
     return TIERS[following.tier].follow.asking(following)
 
 
 def interval_s(following: Following | Path) -> int:
     """Return the seconds between two questions for the status of a job."""
-    return TIERS[DEFAULT_TIER if isinstance(following, Path) else following.tier].follow.INTERVAL_S
+    return TIERS[_tier_of(following)].follow.INTERVAL_S
+
+
+def _tier_of(following: Following | Path) -> str:
+    return DEFAULT_TIER if isinstance(following, Path) else following.tier
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
@@ -170,14 +212,14 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 
     Raises TargetUnavailableError; OptionRefusedError if `now` is given on a tier that cannot do it.
     """
-    name = DEFAULT_TIER if isinstance(following, Path) else following.tier
-    if now and (at_once := TIERS[name].follow.KILL_ADVICE):
-        raise OptionRefusedError(f"--now is for sky; on {name}: {at_once}")
+    tier = _tier_of(following)
+    if now and (at_once := TIERS[tier].follow.KILL_ADVICE):
+        raise OptionRefusedError(f"--now is for sky; on {tier}: {at_once}")
+    if runs := points_of(following):
+        return points.stop({name: stop(run, now) for name, run in runs.items()})
     if isinstance(following, Path):
         return local.stop(following, now)
-    if following.job.points:
-        return points.stop(following, now)
-    return TIERS[name].follow.stop(following, now)
+    return TIERS[tier].follow.stop(following, now)
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
@@ -186,7 +228,7 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
     Raises TargetUnavailableError; SpecUnreadableError if there is no output yet.
     """
     if isinstance(following, Path):
-        return local.logs(following, lines, follow)
+        return local.logs(visible(following), lines, follow)
     if following.job.points:
         example = next(iter(following.job.points)).partition(",")[0]
         raise OptionRefusedError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 from ddpgen.driver.wording import table
 from ddpgen.errors import TargetUnavailableError
@@ -17,22 +18,25 @@ _HEADS = ("point", "state", "step", "loss", "evaluation", "speed", "time left", 
 
 # The status of a point, or the error that hides it.
 Answer = JobStatus | TargetUnavailableError
+# The same as the answer of commands.asking.
+Question = AbstractContextManager[Callable[[], JobStatus]]
 
 
 @contextlib.contextmanager
-def asking(sweep: Following) -> Iterator[Callable[[], JobStatus]]:
+def asking(questions: Mapping[str, Question]) -> Iterator[Callable[[], JobStatus]]:
     """Yield a function that asks for the status of every point, and returns it as a table.
 
     Both raise TargetUnavailableError; the function, if no point gives an answer.
     """
-    with _asking_each(sweep) as ask:
+    with _asking_each(questions) as ask:
         yield lambda: together(ask())
 
 
 def statuses(sweep: Following) -> dict[str, JobStatus]:
     """Return the status of every point. Raise TargetUnavailableError if one gives no answer."""
-    answers = {}
-    with _asking_each(sweep) as ask:
+    answers, follow = {}, TIERS[sweep.tier].follow
+    questions = {name: follow.asking(run) for name, run in sweep.points.items()}
+    with _asking_each(questions) as ask:
         for name, answer in ask().items():
             if isinstance(answer, TargetUnavailableError):
                 raise answer
@@ -41,13 +45,12 @@ def statuses(sweep: Following) -> dict[str, JobStatus]:
 
 
 @contextlib.contextmanager
-def _asking_each(sweep: Following) -> Iterator[Callable[[], dict[str, Answer]]]:
-    follow = TIERS[sweep.tier].follow
+def _asking_each(
+    questions: Mapping[str, Question],
+) -> Iterator[Callable[[], dict[str, Answer]]]:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
-        questions = {
-            name: stack.enter_context(follow.asking(run)) for name, run in sweep.points.items()
-        }
-        yield lambda: dict(zip(questions, pool.map(_answer, questions.values()), strict=True))
+        asks = [stack.enter_context(question) for question in questions.values()]
+        yield lambda: dict(zip(questions, pool.map(_answer, asks), strict=True))
 
 
 def _answer(ask: Callable[[], JobStatus]) -> Answer:
@@ -90,15 +93,15 @@ def _row(name: str, answer: Answer) -> tuple[str, ...]:
     return (name, state, *cells, answer.jobs)
 
 
-def stop(sweep: Following, now: bool) -> Iterator[str]:
+def stop(stops: dict[str, Iterator[str]]) -> Iterator[str]:
     """Ask every point that waits or runs for a clean stop, and yield lines that tell the outcome.
 
-    The last point comes first, so that a place that becomes free is not taken by a point that is stopped next.
-    Raises TargetUnavailableError.
+    `stops`: the lines of the stop of each point. The last point comes first, so that a place that becomes free is not
+    taken by a point that is stopped next. Raises TargetUnavailableError.
     """
-    follow, asked = TIERS[sweep.tier].follow, False
-    for name, run in reversed(sweep.points.items()):
-        for line in follow.stop(run, now):
+    asked = False
+    for name, lines in reversed(stops.items()):
+        for line in lines:
             if not line.startswith("nothing to stop"):
                 asked = True
                 yield f"{name}: {line}"

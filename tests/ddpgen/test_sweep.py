@@ -17,7 +17,7 @@ from ddpgen.monitor.report import JobStatus, Report, facts
 from ddpgen.site.layers import Chosen
 from ddpgen.tiers import points, sweep
 from ddpgen.tiers.registry import TIERS
-from tests.ddpgen.conftest import Run
+from tests.ddpgen.conftest import Run, ddpgen
 
 TOY = """\
 name: grid
@@ -298,3 +298,55 @@ def test_the_plan_names_the_points_and_the_resolved_spec_has_the_sweep(
     resolved = run("plan", "job.yaml", "--resolved").out
     (tmp_path / "again.yaml").write_text(resolved)
     assert [*job.load("again.yaml")["sky"].points] == [*load(TOY + GRID)["sky"].points]
+
+
+def begun(directory: Path, status: str) -> None:
+    directory.mkdir(parents=True)
+    row = {"kind": "step", "step": 7, "attempt": "a", "generation": 1, "time": 1.0, "loss": 0.5}
+    (directory / "metrics.jsonl").write_text(f"{json.dumps(row)}\n")
+    (directory / "status").write_text(f"{status} a 7\n")
+    (directory / "point.json").write_text('{"id": "x", "arguments": []}')
+
+
+def test_the_report_of_a_sweep_is_one_page_and_of_one_point_its_own(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(TOY + "sweep: {train.lr: [1, 2, 3]}\n")
+    run("render", "job.yaml", "--target=all")
+    nothing = run("report", "job.yaml", "--target=local")
+    assert (nothing.code, "no job has begun in" in nothing.err) == (66, True)
+    away = run("report", "job.yaml", "--target=sky")
+    assert (away.code, "is not on this machine; give it" in away.err) == (69, True)
+    away = run("report", "job.yaml", "--target=hosts")
+    assert (away.code, "bash build/grid/hosts/run.sh --fetch" in away.err) == (69, True)
+    grid = tmp_path / "build/checkpoints/grid"
+    begun(grid / "lr=1", "done")
+    begun(grid / "lr=2", "stopped")
+
+    def page(*words: str) -> str:
+        done = ddpgen("report", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip()).relative_to(tmp_path).as_posix()
+
+    assert page("job.yaml", "--target=local") == "build/checkpoints/grid/report.html"
+    assert "3 points: 1 done, 1 stopped, 1 waiting" in (grid / "report.html").read_text()
+    assert page("build/grid", "--target=local", "--only=lr=2") == (
+        "build/checkpoints/grid/lr=2/report.html"
+    )
+    assert page("build/checkpoints/grid", "-o", "all.html") == "all.html"
+    assert "2 points: 1 done, 1 stopped; " in (tmp_path / "all.html").read_text()
+
+
+def test_the_directory_of_a_sweep_is_told_from_one_of_a_run(run: Run, tmp_path: Path) -> None:
+    grid = tmp_path / "grid"
+    begun(grid / "lr=1", "done")
+    begun(grid / "lr=2", "stopped")
+    table = run("status", "grid").out.splitlines()
+    assert [line.split()[:2] for line in table[1:3]] == [["lr=1", "done"], ["lr=2", "stopped"]]
+    assert table[-1] == "2 points: 1 done, 1 stopped"
+    assert run("stop", "grid").out == "nothing to stop: no point waits or runs\n"
+    for command in ("logs", "doctor", "verify"):
+        refused = run(command, "grid")
+        assert (refused.code, "grid is of a sweep; give" in refused.err) == (2, True), refused
+    (grid / "status").write_text("done a 7\n")
+    assert run("status", "grid").out.startswith("grid:\n  done at step 7\n")

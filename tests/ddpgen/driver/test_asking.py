@@ -267,6 +267,7 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
         "best.json",
         "metrics.jsonl",
         "manifest.json",
+        "point.json",
         "progress.json",
         "status",
         "lock",
@@ -277,7 +278,7 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     (far / "bundles" / "0123456789ab.tar.gz").write_text("what ran")
     code, output = ours.play("--fetch")
     assert code == 0, output
-    small = ["best.json", "manifest.json", "metrics.jsonl", "progress.json", "status"]
+    small = ["best.json", "manifest.json", "metrics.jsonl", "point.json", "progress.json", "status"]
     kept = sorted([*small, "bundles", "step-000000020", "step-000000040"])
     assert names(ours.checkpoints) == kept
     assert names(ours.checkpoints / "bundles") == ["0123456789ab.tar.gz"]
