@@ -100,7 +100,7 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # No rank trains before the status says `running`. Otherwise `running` could replace the `failed` of a fast crash.
+        # No rank trains before the status says `running`. Otherwise a rank could crash first, and hide its `failed` by that.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -122,7 +122,7 @@ class Trainer:
     `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
     `records`: on rank 0 only. `host`: writes this host's status, on the host's first rank; None without node directories.
     `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
-    has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint, if there is one.
+    has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint; empty without a checkpoint.
     `state`: all that changes during a run.
     """
 
@@ -185,7 +185,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host whose disk had it; "" for rank 0's host or no checkpoint.
+        """Resume from the newest checkpoint. Returns the host whose disk had it, or "" if rank 0's disk did or if there is none.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
@@ -220,16 +220,16 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With data workers, one worker reads the batch twice, because this process must not open the dataset's files. Two
-        # workers would draw equal numbers from their copies of the dataset's own generator, and hide it from this check.
+        # With data workers, a worker reads the batch twice, because this process must not open the dataset's files. It is
+        # one worker: if a dataset is random, two workers would draw the same numbers, and this check would see nothing.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
         def read() -> Iterator[Any]:
             return fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
 
-        # The user's code may call collectives only with `allreduce`, whose bits depend on the number of processes anyway,
-        # and with equally many micro-batches on all ranks. Otherwise some ranks would wait for ever in a step.
+        # The user's code may call collectives on two conditions: `reduction` is `allreduce`, and all ranks have equally
+        # many micro-batches. If some ranks had more, they would wait for ever in a step.
         counts = {*map(len, self.rank_micro_batches)}
         may_meet = config.reduction == "allreduce" and len(counts) == 1
 
@@ -309,7 +309,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The checkpoint may be the last one of a shorter run, which is written before its step is evaluated.
+            # A run writes its last checkpoint before it evaluates that step. If this run is longer, that is done now.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -324,7 +324,7 @@ class Trainer:
         return outcome
 
     def _outcome(self, result: StepResult | None) -> Outcome | None:
-        """Return the outcome if the training ends here, or None for one more step. `result`: of the last step, if any."""
+        """Return the outcome if the training ends here, or None for one more step. `result`: of the step just taken, if any."""
         state, until = self.state, self.config.until
         if state.step >= self.last_step or state.selection.verdict:
             return Outcome.DONE
@@ -427,7 +427,7 @@ class Trainer:
             leaving = taken or outcome is Outcome.LEFT
             why = self.records.save_last(self.state, leaving, job_goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
-            # The ranks meet again, so there is no final status, and a failed checkpoint does not end the job.
+            # torchrun starts new ranks, so there is no final status, and a failed checkpoint does not end the job.
             self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
                 self.records.close_world(self.state.step, why)
@@ -450,7 +450,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
-        """Return two flags: this rank asks for a stop, and this rank asks to leave. One rank is enough. A stop wins."""
+        """Return two flags: this rank asks for a stop, and this rank asks to leave. A flag of one rank holds for all."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
 

@@ -96,7 +96,9 @@ class Supervisor:
                 self._tier.secret_remedy,
                 self._tier.has_secrets or bool(self._options.driven),
             )
-        check_arguments(self._command, self._tier.leading)  # its message hides the secrets
+        check_arguments(
+            self._command, self._tier.leading
+        )  # after load(): its message hides the secrets
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:
@@ -150,7 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A signal that ended setup may reach this process up to LATE_S later. With it, this end counts as a stop.
+            # A signal that ended setup may reach this process up to LATE_S later. If it does, setup was stopped, and has
+            # not failed.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -220,7 +223,8 @@ class Supervisor:
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.
 
-        torch gets an address, because for a name it tries IPv6 first, and the preflight checks IPv4. Raises Refusal.
+        torch gets an address and no name: for a name it tries IPv6 first, but the preflight has checked IPv4. Raises
+        Refusal.
         """
         member, interface = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
@@ -340,7 +344,7 @@ class Supervisor:
     def _until_useless(self) -> None:
         """Return when this host has failed for good and its torchrun only waits for other hosts.
 
-        torchrun waits 300 s in its exit barrier, or for the next rendezvous, and ignores signals meanwhile.
+        torchrun then waits for the next rendezvous, or for 300 s in its exit barrier. Meanwhile it ignores signals.
         """
         assert self._workers is not None
         alone_s = 0.0
@@ -426,8 +430,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Assume that another host or the store has a checkpoint. If there is neither, assume one only after
-                    # a clean stop.
+                    # Assume that another host or the store has a checkpoint. Without other hosts and a store, assume a
+                    # checkpoint only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

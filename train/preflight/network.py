@@ -50,8 +50,8 @@ class Network:
     """The result of inspect_network(). Addresses are IPv4; "" means not known, or not needed.
 
     `kinds`: the kind of each interface, by its name.
-    `head`, `peer`, `own_address`: the addresses to which this host resolves the fields of these names in Settings. The
-    peer is the head, or on the head another host.
+    `head`, `peer`, `own_address`: the addresses that this host gets when it resolves Settings.head, Settings.peer and
+    Settings.own_address. The peer of the head is another host, and the peer of every other host is the head.
     `unresolved`: why the head's name does not resolve.
     `route_source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
@@ -119,7 +119,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # The head's own address selects no interface, and there is no route to a peer whose name does not resolve.
+        # No interface has the head's address, so the route to the peer would decide. The peer's name does not resolve:
+        # report that, and choose nothing.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
