@@ -185,7 +185,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host whose disk had it, or "" if rank 0's disk did or if there is none.
+        """Resume from the newest checkpoint. Returns the host whose disk had it, "" if rank 0's disk did or nobody's.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
