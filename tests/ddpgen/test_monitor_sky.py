@@ -156,6 +156,23 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
     assert remembered(tmp_path, "sky") == known
 
 
+def test_each_point_of_a_sweep_is_a_managed_job_with_a_name_of_its_own(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path
+) -> None:
+    spec(SKY + "sweep: {train.lr: [1e-2, 1e-3]}\n")
+    outcome = run("launch", "job.yaml", "--target", "sky", "--", "--steps=5")
+    assert (outcome.code, outcome.out) == (0, "7, 7\n"), outcome.err
+    launches = [words for words in sky.calls("sky") if words[:2] == ["jobs", "launch"]]
+    assert [words[4:6] for words in launches] == [
+        [f"--name=gpt-lr-{rate}", f"--env=DDPGEN_ARGS=--point=lr={rate} --steps=5"]
+        for rate in ("1e-2", "1e-3")
+    ]
+    record = json.loads((tmp_path / "build/gpt.launched.json").read_text())
+    assert record["sky"]["points"] == {"lr=1e-2": "7", "lr=1e-3": "7"}
+    one = run("launch", "job.yaml", "--target", "sky", "--only", "lr=.01")
+    assert (one.code, one.out) == (0, "7\n"), one.err
+
+
 def test_a_dry_run_shows_what_the_launch_then_does(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import jobs, skyjob
+from tests.real import batch, jobs, planted, skyjob
 from tests.real.conftest import NewSky
 from tests.real.rig.sky import Sky, plain
 from tests.real.skyjob import EVERY, STEPS, WITHIN_S, SkyJob
@@ -33,10 +33,17 @@ def sky(new_sky: NewSky) -> Sky:
 
 def test_a_job_on_two_machines_ends_in_the_bits_of_one(sky: Sky, tmp_path: Path) -> None:
     wanted = skyjob.spec("once", mode="cached", steps=SHORT, procs_per_node=1)
+    wanted["secrets"] = [{"WANDB_API_KEY": "file:~/token"}]
     job = SkyJob(sky, wanted)
-    job.launch()
-    alone = jobs.alone(tmp_path, wanted)
-    assert sky.wait(job.id, "SUCCEEDED", within=WITHIN_S) == "SUCCEEDED"
+    token = sky.desk.path("token")
+    planted.plant(token, batch.access.UID)
+    # SkyPilot itself puts the values of secrets into arguments of srun and ssh where a Slurm cluster is the cloud.
+    with planted.in_no_argument(foreign="SKYPILOT_TASK_ID"):
+        job.launch()
+        alone = jobs.alone(tmp_path, {**wanted, "secrets": []})
+        assert sky.wait(job.id, "SUCCEEDED", within=WITHIN_S) == "SUCCEEDED"
+    found = planted.in_files(sky.desk.path("."), sky.rig.shared, job.bucket.path)
+    assert [each for each in found if ".sky" not in str(each)] == [token]
     assert job.checkpoints()[-1] == SHORT
     jobs.assert_same_bits(job.final_tensors(), jobs.final_tensors(alone))
 
