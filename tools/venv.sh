@@ -91,8 +91,8 @@ install() {
     value=$(sed -n "s/^\(global\|:env:\)\.${each#*=}='\(.*\)'$/\2/p" <<<"$settings" | tail -n 1)
     if [[ -n $value ]]; then export "${each%%=*}=$value"; fi
   done
-  if "$python" -m pip install --quiet "uv==$uv" 9>&- &&
-    "$venv/bin/uv" pip install --python "$python" --requirement "$1" 9>&-; then
+  if "$python" -m pip install --quiet --target "$venv/.uv" "uv==$uv" 9>&- &&
+    "$venv/.uv/bin/uv" pip install --python "$python" --requirement "$1" 9>&-; then
     return
   fi
   say "uv cannot do it here; pip does"

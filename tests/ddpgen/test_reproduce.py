@@ -62,18 +62,18 @@ def test_the_runs_own_directory_is_refused(tmp_path: Path) -> None:
 def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -> None:
     bundle = bundled(ROOT / "examples/gpt.yaml", tmp_path)
     for tier in ("local", "slurm"):
-        assert again.launched(bundle, tier)[1] == tmp_path / "checkpoints/gpt"
+        assert again.launched(bundle, tier, tmp_path)[1] == tmp_path / "checkpoints/gpt"
     for tier in ("hosts", "sky"):
         with pytest.raises(TargetUnavailableError, match=f"on {tier} "):
-            again.launched(bundle, tier)
+            again.launched(bundle, tier, tmp_path)
     shutil.rmtree(bundle)
     bundle = bundled(ROOT / "examples/toy.yaml", tmp_path)
     with pytest.raises(TargetUnavailableError, match="not for slurm"):
-        again.launched(bundle, "slurm")
+        again.launched(bundle, "slurm", tmp_path)
     toy = (ROOT / "examples/toy.yaml").read_text()
     for place in ("/data/toy", "~/toy"):
         (tmp_path / "toy.yaml").write_text(toy.replace("  every:", f"  dir: {place}\n  every:"))
         shutil.rmtree(bundle)
         bundle = bundled(tmp_path / "toy.yaml", tmp_path)
         with pytest.raises(TargetUnavailableError, match="on local "):
-            again.launched(bundle, "local")
+            again.launched(bundle, "local", tmp_path)
