@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import bad_nodes
+from .bad_nodes import Fault
 from .pace import overdue
 from .wording import printable
 
@@ -47,6 +49,7 @@ class JobState:
     slurm_job: str = ""  # the job of Slurm that holds the directory
     lock: Mapping[str, Any] | None = None
     slurm_starts: str = ""  # in words
+    bad_nodes: Sequence[Fault] = ()  # the newest fault of each
     point: Mapping[str, Any] | None = (
         None  # the training of a point of a sweep: its id and its arguments
     )
@@ -122,6 +125,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         slurm_job=number[1] if number else "",
         lock=lock,
         slurm_starts=_slurm_starts(mapping(facts.get("slurm-starts", ""))),
+        bad_nodes=tuple(bad_nodes.bad(bad_nodes.read(facts.get("bad-nodes", "").split("\t")))),
         point=mapping(facts.get("point", "")) or None,
     )
 

@@ -19,6 +19,14 @@ class SlowRank(TypedDict):
     cost: float
 
 
+class BadNode(TypedDict):
+    """A node whose own fault has ended two starts, and the last of these faults."""
+
+    node: str
+    when: str
+    why: str
+
+
 class RunFacts(TypedDict, total=False):
     """The status of one checkpoint directory for programs, without unknown values.
 
@@ -46,6 +54,7 @@ class RunFacts(TypedDict, total=False):
     newest_checkpoint: int | str
     weights: str
     slurm_starts: str
+    bad_nodes: list[BadNode]
     stop_asked: bool
 
 
@@ -124,6 +133,7 @@ class Report(NamedTuple):
             "newest_checkpoint": saved,
             "weights": weights,
             "slurm_starts": (state.slurm_starts or None) if state.status_slurm_job else None,
+            "bad_nodes": [vars(fault) for fault in state.bad_nodes],
             "stop_asked": True if state.stop_asked and self.running is not False else None,
         }
         known = {name: value for name, value in values.items() if value not in (None, [])}
@@ -151,10 +161,12 @@ class Report(NamedTuple):
         return {name: str(text) for name, text in rows.items() if text is not None}
 
     def remarks(self) -> list[str]:
-        """Return the lines for people that belong to no row: the starts by Slurm, and a stop request."""
+        """Return the lines for people that belong to no row: the starts by Slurm, bad nodes and a stop request."""
         facts = self.facts()
-        stop_request = ["a stop has been asked for"] if "stop_asked" in facts else []
-        return [facts["slurm_starts"], *stop_request] if "slurm_starts" in facts else stop_request
+        remarks = [facts["slurm_starts"]] if "slurm_starts" in facts else []
+        if "bad_nodes" in facts:
+            remarks += [fault.words for fault in self.state.bad_nodes]
+        return [*remarks, "a stop has been asked for"] if "stop_asked" in facts else remarks
 
     def headline(self) -> str:
         """Return the state in one line for people."""

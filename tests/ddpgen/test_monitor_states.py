@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from ddpgen.driver import state
+from ddpgen.driver import bad_nodes, state
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.places import ProgramResult
 from ddpgen.monitor.report import JobStatus, Report, as_text
@@ -22,6 +23,7 @@ from ddpgen.tiers.slurm import follow as slurm
 from ddpgen.tiers.slurm import jobs as slurm_jobs
 from tests.ddpgen.answers import answer, managed, record
 from tests.ddpgen.conftest import progress
+from train.launch import bad_nodes as runtime
 
 LOCK = '{"attempt": "a", "generation": 3, "host": "desk"}'
 
@@ -307,6 +309,31 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     assert told in Report("d", state.read(known), True).words()
     for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
         assert state.read({**known, "slurm-starts": json.dumps(spoilt)}).slurm_starts == ""
+
+
+def test_a_bad_node_is_named_with_its_last_fault_and_since_when() -> None:
+    lines = "# header\tnode2 2026-11-26T09:00:00 GPU006: x\tnode1 2026-11-26 lost\tnode2 2026-11-26T10:00:00 GPU006: \x1b[0m\t"
+    report = Report("d", state.read(facts("running slurm.7.3 40", bad_nodes=lines)), True)
+    said = "bad node node2 since 2026-11-26T10:00:00: GPU006: \\x1b[0m"
+    assert said in report.words()
+    fault = {"node": "node2", "when": "2026-11-26T10:00:00", "why": "GPU006: \\x1b[0m"}
+    assert report.facts()["bad_nodes"] == [fault]
+    once = state.read(facts("running slurm.7.3 40", bad_nodes="node2 2026-11-26 x"))
+    assert "bad_nodes" not in Report("d", once, True).facts()
+
+
+def test_both_programs_read_the_same_bad_nodes(tmp_path: Path) -> None:
+    path = tmp_path / bad_nodes.FILE
+    for node in ("node1", "node2", "node2"):
+        runtime.note(path, runtime.Fault(node, "GPU006: no answer"))
+    text = path.read_text()
+    faults = bad_nodes.read(text.splitlines())
+    assert [(f.node, f.when, f.why) for f in faults] == [
+        (f.node, f.when, f.why) for f in runtime.read(path)
+    ]
+    assert "".join([bad_nodes.HEADER, *(f"{fault.line}\n" for fault in faults)]) == text
+    assert (bad_nodes.FILE, bad_nodes.STARTS) == (runtime.FILE, runtime.STARTS)
+    assert [f.node for f in bad_nodes.bad(faults)] == [f.node for f in runtime.bad(runtime.read(path))]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,7 @@ def test_what_equals_the_runtimes_default_is_left_out() -> None:
     ("slurm", "said"),
     [
         ("requeues: 5", ["--requeues=5"]),
+        ("exclude_bad_nodes: false", ["--keep-bad-nodes"]),
         ("restarts: 1", ["--restarts=1", "--max-restarts=1"]),
         ("array: 0-3", ["--array"]),
         ("rendezvous: {timeout: 60s, port: 65000}", ["--timeout=60s", "--ports=65000-65535"]),

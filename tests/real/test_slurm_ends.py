@@ -38,6 +38,25 @@ def assert_free(job: Batch) -> None:
     assert [name for name in names if name == "slurm-job" or "bundle-" in name] == []
 
 
+def test_a_node_whose_gpu_driver_fails_twice_is_left_out_of_the_third_start(
+    cluster: Slurm,
+) -> None:
+    smi = "#!/bin/sh\necho Unable to determine the device handle\nexit 9\n"
+    write(cluster.nodes[0], "/usr/local/bin/nvidia-smi", smi)
+    # The rig's torch knows no GPU.
+    ignored = {"ignore": ["GPU001"]}
+    wanted = batch.spec("gpu", preflight=ignored, gpus_per_node=1, backend="gloo")
+    wanted["train"]["steps"] = 10
+    job = Batch(cluster, wanted)
+    assert job.ended() == ("COMPLETED", "0:0"), job.log
+    starts = re.findall(r": start (\d): 1 node\(s\), (\w+)", job.log)
+    assert starts == [("1", "node1"), ("2", "node1"), ("3", "node2")], job.log
+    assert "node1 is left out from now on: GPU006: the GPU driver does not answer" in job.log
+    lines = (job.directory / "bad-nodes").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["#", "node1", "node1"]
+    assert cluster.show(job.id)["ExcNodeList"] == "node1"
+
+
 def test_a_job_submitted_from_inside_an_allocation_gets_what_it_asks_for(cluster: Slurm) -> None:
     own = {"mem": "1G", "extra": ["--hint=nomultithread", "--distribution=block"]}
     wanted = batch.spec("inside", tier=own)

@@ -17,6 +17,7 @@ from tests.real.batch import Batch, assert_done_with_the_bits_of_one_machine
 from tests.real.conftest import NewSlurm
 from tests.real.rig import Machine, processes
 from tests.real.rig.slurm import Slurm
+from train.launch import bad_nodes
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(400)]
 PAUSE, LONG_PAUSE = 0.15, 0.25
@@ -118,6 +119,10 @@ def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
     assert "2 processes on 2 hosts" in late.log
     assert early.ended() == ("COMPLETED", "0:0"), early.log
     assert early.nodes == ["node1", "node3"]
+    # srun named the first one, the second had the job's supervisor, and for the third Slurm requeued the job.
+    for job, name in ((early, "node2"), (late, "node4"), (fenced, lost.name)):
+        faults = bad_nodes.read(job.directory / bad_nodes.FILE)
+        assert [fault.node for fault in faults] == [name], job.log
     lost.clear_firewall()
 
 

@@ -82,5 +82,10 @@ def test_the_host_that_computes_other_bits_is_named_with_the_operations() -> Non
     assert odd.other_bits() == [
         "other bits on b than on a in sum (usual cause: the number of threads, train.threads)"
     ]
+    # Most hosts are right, also if the first one is not among them.
+    first = with_member(trio, 0, facts={"bits": {"gemm": "7", "sum": "2"}})
+    assert [said.partition(" (")[0] for said in first.other_bits()] == [
+        "other bits on a than on b in gemm"
+    ]
     # A host of an older bundle has no such fact: nothing is said of what is not known.
     assert with_member(trio, 1, facts={}).other_bits() == []

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -160,17 +161,19 @@ class Assembly:
         ]
 
     def other_bits(self) -> list[str]:
-        """Return the hosts where the bit probe gave other results than on the first host, with the operations."""
-        first, *others = self.firsts
+        """Return the hosts where the bit probe gave other results than on most hosts, with the operations. Between
+        equally many, the first host's results count."""
+        results = {member.host: member.facts.get("bits", {}) for member in self.firsts}
+        known = Counter(frozenset(each.items()) for each in results.values())
+        usual = known.most_common(1)[0][0]
+        reference = next(host for host, each in results.items() if frozenset(each.items()) == usual)
         odd: dict[tuple[str, ...], list[str]] = {}
-        for other in others:
-            operations = bits.differing_operations(
-                first.facts.get("bits", {}), other.facts.get("bits", {})
-            )
-            odd.setdefault(tuple(operations), []).append(other.host)
+        for host, each in results.items():
+            operations = bits.differing_operations(results[reference], each)
+            odd.setdefault(tuple(operations), []).append(host)
         odd.pop((), None)
         return [
-            f"other bits on {first_few(hosts)} than on {first.host} in {bits.describe(operations)}"
+            f"other bits on {first_few(hosts)} than on {reference} in {bits.describe(operations)}"
             for operations, hosts in odd.items()
         ]
 

@@ -255,7 +255,7 @@ def check_equal(
     odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]
     if odd and other_bits:
         raise TrainError(
-            f"rank(s) {', '.join(odd)} begin with other parameters than rank 0, as their hosts compute "
+            f"rank(s) {', '.join(odd)} begin with other parameters than rank 0, as the hosts compute "
             f"{'; '.join(other_bits)}; use hosts of one kind, or set train.determinism: portable in the spec"
         )
     if odd:

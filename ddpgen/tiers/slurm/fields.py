@@ -102,6 +102,7 @@ class SlurmJob(JobSpec):
     constraint: str | None = setting(Directive(), None)
     nodelist: str | None = setting(NodeList(), None)
     exclude: str | None = setting(NodeList(), None)
+    exclude_bad_nodes: bool = setting(Flag(), True)
     reservation: str | None = setting(Directive(), None)
     licenses: str | None = setting(Directive(), None)
     dependency: str | None = setting(Dependency(), None)

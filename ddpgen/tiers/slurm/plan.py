@@ -40,8 +40,8 @@ def _options(job: SlurmJob) -> Iterator[Word]:
     yield f"--requeues={job.requeues}"
     yield f"--warning={int(directives.warning_s(job))}"
     yield from non_default(("restarts", job.restarts, JobSpec.restarts))
-    if job.array is not None:
-        yield "--array"
+    flags = {"--keep-bad-nodes": not job.exclude_bad_nodes, "--array": job.array is not None}
+    yield from (flag for flag, is_set in flags.items() if is_set)
     if job.points:
         yield JoinedWord(("--point=", Var("point")))
     if job.setup:

@@ -21,6 +21,7 @@ from train.launch.slurm.decision import (
     Requeue,
     StartEnd,
     decide,
+    fault_of,
     requeue,
 )
 from train.launch.slurm.job import State
@@ -123,6 +124,13 @@ def slurm() -> Iterator[Ending]:
     yield start("the warning, twice without a newer checkpoint", warned, job=still)
     refusal = replace(NODE, words=PREFLIGHT)
     yield start("refused by the preflight", StartEnd(143, RUNNING, failure=refusal))
+    broken = StartEnd(
+        143,
+        RUNNING,
+        failure=replace(NODE, words=PREFLIGHT.replace("NIC001 on laptop", "GPU006 on node2")),
+    )
+    broken = replace(broken, fault=fault_of(broken, 2, ()))
+    yield start("the same, because of a node's own fault", broken)
     yield start(
         "refused on a node: no bundle, no Python, no container",
         StartEnd(143, RUNNING, reported=NODE),

@@ -23,7 +23,9 @@ from train.base import nic
 from train.base.console import clock, say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import VARIABLE
-from train.launch import reserve, secrets
+from train.base.words import first_few
+from train.launch import bad_nodes, reserve, secrets
+from train.launch.bad_nodes import Fault
 from train.launch.decision import goes_on, word_of
 from train.launch.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.launch.options import LEADING, check_arguments, ports
@@ -31,6 +33,9 @@ from train.launch.points import Training, is_done
 from train.launch.report import say_report
 from train.launch.slurm.decision import (
     AGAIN,
+    LOST,
+    NODE,
+    REQUEUE,
     Begun,
     Failure,
     Finish,
@@ -38,18 +43,20 @@ from train.launch.slurm.decision import (
     Requeue,
     StartEnd,
     decide,
+    fault_of,
     may_be_lost,
     requeue,
     standstill,
 )
-from train.launch.slurm.directory import Directory, checkpoint_directory
+from train.launch.slurm.directory import Directory, Starts, checkpoint_directory
+from train.launch.slurm.exclusion import Exclusion, Site, exclude
 from train.launch.slurm.job import (
     Controller,
     JobRecord,
     State,
     environment,
-    every_node_answers,
     state,
+    unanswered,
 )
 from train.launch.slurm.step import (
     StepErrors,
@@ -94,6 +101,7 @@ class Slurm:
         )
         add("--requeues", type=int, default=20, help="how often it may go back into the queue")
         add("--restarts", type=int, default=3, help="how often it may do so after a crash")
+        add("--keep-bad-nodes", action="store_true", help="leave out no node after its own faults")
         add("--warning", type=int, default=0, help="seconds before its time limit it is warned")
         add(
             "--array",
@@ -122,7 +130,9 @@ class Slurm:
         self._directory: Directory | None = None
         self._is_batch_script, self._directory_taken = False, False
         self._comes_back = True
-        self._earlier_starts: list[Begun] = []
+        self._starts = Starts(self._number)
+        self._node_names: list[str] = []
+        self._excludes = not (options.keep_bad_nodes or options.preflight)
         self._errors = StepErrors()
 
     def run(self) -> int:
@@ -145,7 +155,7 @@ class Slurm:
         check_arguments(self._command, LEADING)
         self._check_activation()
         secrets.load(self._options.secrets, os.environ, _SECRET_REMEDY)
-        nodes = self._nodes()
+        nodes = self._node_names = self._nodes()
         self._check_is_head(nodes)
         record = self._run_in_thread(lambda: self._controller.show(_PATIENT))
         bundle = self._find_directory(record)
@@ -154,6 +164,8 @@ class Slurm:
             bundle = self._run_in_thread(lambda: self._take_directory(bundle, record))
         os.chdir(bundle)
         say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
+        if self._excludes and (elsewhere := self._run_in_thread(self._avoid_bad_nodes)):
+            return self._requeue(elsewhere)
         if record is not None and not self._only_preflight:
             self._say_limits(record)
         command = self._step_command(nodes, bundle)
@@ -218,9 +230,12 @@ class Slurm:
         self._controller.job = record.name
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         self._directory = Directory(path, record.name, self._number, self._requeue_count, cluster)
-        self._earlier_starts = [
-            s for s in self._directory.starts() if s.requeue_count < self._requeue_count
-        ]
+        kept = self._directory.starts()
+        earlier = (start for start in kept.starts if start.requeue_count < self._requeue_count)
+        budgets = self._options.requeues, self._options.restarts
+        self._starts = replace(
+            kept, requeues=budgets[0], restarts=budgets[1], starts=tuple(earlier)
+        )
 
     def _say_limits(self, record: JobRecord) -> None:
         """Warn about settings of the site, or options of sbatch, that shorten the job's life."""
@@ -346,11 +361,20 @@ class Slurm:
             return
         if self._job().stands_still:
             raise Refusal(1, f"{standstill()}; {self._job().again}")
-        self._earlier_starts.append(Begun(self._requeue_count, self._job().newest or 0))
-        self._keep_starts(self._earlier_starts)
+        begun = Begun(self._requeue_count, self._job().newest or 0)
+        self._keep_starts(
+            starts=(*self._starts.starts, begun), head=self._node_names[0], began=time.time()
+        )
 
-    def _keep_starts(self, starts: Sequence[Begun]) -> None:
-        self.directory.keep_starts(starts, self._options.requeues, self._options.restarts)
+    def _keep_starts(self, **changes: Any) -> None:
+        self._starts = replace(self._starts, **changes)
+        self.directory.keep_starts(self._starts)
+
+    def _keep_end(self, start: int, kind: str) -> None:
+        """Note how the newest start on file has ended, if it is the start after `start` requeues."""
+        *before, last = self._starts.starts or (None,)
+        if last is not None and last.requeue_count == start and not last.ended:
+            self._keep_starts(starts=(*before, last._replace(ended=kind)))
 
     def _job(self) -> JobState:
         budgets = self._options.requeues, self._options.restarts
@@ -361,7 +385,7 @@ class Slurm:
             self._requeue_count,
             *budgets,
             newest,
-            self._earlier_starts,
+            self._starts.starts,
             self._only_preflight,
             next_,
             self._comes_back,
@@ -443,8 +467,11 @@ class Slurm:
             self._with_words(self._errors.failure),
             self._errors.refusal(code),
         )
-        if may_be_lost(end, nodes) and not every_node_answers(nodes):
-            end = replace(end, lost=True)
+        silent = unanswered(nodes) if may_be_lost(end, nodes) else None
+        end = replace(end, lost=silent is not None)
+        if self._excludes and (fault := fault_of(end, nodes, silent or ())):
+            end = replace(end, fault=fault)
+            self._note_fault(fault)
         meant = decide(end, self._job())
         if isinstance(meant, Requeue):
             return self._requeue(meant)
@@ -469,28 +496,114 @@ class Slurm:
         cancelled = self._stop_signal in ("TERM", "signal")
         meant = requeue(request, job_state, cancelled, self._job())
         if isinstance(meant, Finish):
+            if job_state is State.REQUEUED:
+                self._after_requeue_by_slurm()
             return self._finish(meant)
         say(meant.line)
+        nodes = None
         if self._directory is not None:
             if self._whose_stop() == "job":
                 self.directory.remove_stop()
-            if self._earlier_starts:
-                *before, last = self._earlier_starts
-                mine = last.requeue_count == self._requeue_count
-                self._keep_starts([*before, last._replace(ended=meant.counter) if mine else last])
+            self._keep_end(self._requeue_count, meant.counter)
+            nodes = self._announce(self._exclusion())
+            if meant.counter == NODE:
+                self.directory.say_running()  # the status may say `failed`
         # This comes last, because Slurm then kills everything of the job at once, this process too.
         for _ in range(_REQUEUES):
-            refused = self._controller.requeue()
-            if not refused:
-                return 0
-            job_state = self._job_state()
+            refused, kept = self._controller.requeue(nodes)
+            job_state = self._job_state() if refused else State.REQUEUED
             if job_state is State.REQUEUED:
+                self._note_refusal(kept)
                 return 0
             if job_state is State.OVER:
                 return self._finish(Finish(EXIT_STOPPED, reason=f"{request.line}; cancelled"))
             time.sleep(_REQUEUES_APART_S)
         reason = f"{request.line}; Slurm does not requeue this job ({refused})"
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
+
+    # --- bad nodes ------------------------------------------------------------------------------------
+
+    def _note_fault(self, fault: Fault) -> None:
+        say(f"{fault.node} has ended this start by its own fault: {fault.why}")
+        bad_nodes.note(self.directory.bad_nodes, fault)
+
+    def _avoid_bad_nodes(self) -> Requeue | None:
+        """Judge an earlier start that was cut off. Return a requeue if this start has a node that must be left out."""
+        last = self._starts.starts[-1] if self._starts.starts else None
+        if last is not None and last.requeue_count == self._requeue_count - 1 and not last.ended:
+            # Its supervisor, on its first node, has left no word.
+            head = self._starts.head
+            if head and self._controller.lost([head], self._starts.began):
+                say(f"{head} has ended the last start by its own fault: {LOST}")
+                bad_nodes.note(self.directory.bad_nodes, Fault(head, LOST))
+                self._keep_end(last.requeue_count, NODE)
+        exclusion = self._exclusion()
+        here = [node for node in exclusion.added if node in self._node_names] if exclusion else []
+        if not here:
+            return None
+        request = Requeue(f"{first_few(here)}: a bad node", EXIT_UNAVAILABLE, NODE)
+        comes_back = requeue(request, State.RUNNING, False, self._job())
+        return request if isinstance(comes_back, Requeue) else None
+
+    def _after_requeue_by_slurm(self) -> None:
+        """Note how this start has ended, and leave the bad nodes out of the next one."""
+        if not (self._excludes and self._directory_taken):
+            return
+        lost = self._controller.lost(self._node_names)
+        if len(lost) == 1:  # several have lost something that they share
+            self._note_fault(Fault(lost[0], LOST))
+        self._keep_end(self._requeue_count, NODE if len(lost) == 1 else REQUEUE)
+        nodes = self._announce(self._exclusion())
+        if nodes is not None:
+            self._note_refusal(self._controller.leave_out(nodes))
+
+    def _exclusion(self) -> Exclusion | None:
+        """Return the nodes to leave out of the next start; None if the job leaves out just these already."""
+        starts = self._starts
+        if starts.refused or not self._excludes or not self._directory_taken:
+            return None
+        bad = bad_nodes.bad(bad_nodes.read(self.directory.bad_nodes))
+        if not (bad or starts.left_out):
+            return None
+        record = self._controller.show()
+        if record is None:
+            return None
+        excluded = record.fields["ExcNodeList"] if record.has("ExcNodeList") else ""
+        site = Site(
+            needed=len(self._node_names),
+            excluded=self._controller.hostnames(excluded) if excluded else (),
+            ours=starts.left_out,
+            chosen=record.has("ReqNodeList") or record.has("Reservation"),
+            kinds=self._controller.kinds(record),
+        )
+        exclusion = exclude(bad, site)
+        for node, why in exclusion.kept.items():
+            say(f"{node} is a bad node, and is not left out: {why}")
+        return exclusion if exclusion.changes(site) else None
+
+    def _announce(self, exclusion: Exclusion | None) -> Sequence[str] | None:
+        """Say which nodes are left out; return all nodes that Slurm must leave out, None for no change.
+
+        The nodes go on file before the requeue, because Slurm may then kill this process.
+        """
+        if exclusion is None:
+            return None
+        before, after = self._starts.left_out, exclusion.added
+        self._keep_starts(left_out=tuple(after))
+        for node, why in after.items():
+            if node not in before:
+                say(f"{node} is left out from now on: {why}; see {self.directory.bad_nodes}")
+        if given_back := [node for node in before if node not in after]:
+            say(f"{first_few(given_back)}: given back, as {self.directory.bad_nodes} says")
+        return exclusion.nodes
+
+    def _note_refusal(self, refused: str) -> None:
+        """If the site does not let the job leave nodes out, say so once, and go on."""
+        if refused:
+            say(
+                f"Slurm does not leave nodes out for this job ({refused}); it goes on with all nodes"
+            )
+            self._keep_starts(refused=True)
 
     def _finish(self, decision: Finish) -> int:
         """End the job: print the line, write the end into the status, and free the directory if Slurm agrees."""

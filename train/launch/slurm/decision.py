@@ -12,20 +12,24 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
+from train.launch import bad_nodes
+from train.launch.bad_nodes import Fault
 from train.launch.decision import DONE, FAILED, GO_ON, STOPPED, final
 from train.launch.slurm.job import State
 from train.run.status import Status
 
 AGAIN = "sbatch slurm.sbatch"
-CRASH, REQUEUE = "crash", "requeue"
+# The kinds of end that lead to another start. NODE: the own fault of a node, which counts as a requeue.
+CRASH, REQUEUE, NODE = "crash", "requeue", "node"
+LOST = "it did not answer any more"
 _KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
 # srun's words if the controller is away, which is no fault of the job.
 _AWAY = re.compile(r"contact slurm controller|timed out|Zero Bytes|Communication", re.IGNORECASE)
 
 
 class Begun(NamedTuple):
-    """A start whose processes were started. `step`: the newest checkpoint then. `ended`: CRASH or REQUEUE; "" while
-    that is not known."""
+    """A start whose processes were started. `step`: the newest checkpoint then. `ended`: CRASH, REQUEUE or NODE; ""
+    while that is not known."""
 
     requeue_count: int
     step: int
@@ -71,8 +75,9 @@ class JobState:
 
     @property
     def stands_still(self) -> bool:
-        """True if the last two starts have made no newer checkpoint; False if that is not known."""
-        last, newest = self.begun[-2:], self.newest
+        """True if the last two starts have made no newer checkpoint; False if that is not known. Starts that a bad node
+        has ended do not count."""
+        last, newest = [start for start in self.begun if start.ended != NODE][-2:], self.newest
         return newest is not None and len(last) == 2 and all(start.step >= newest for start in last)
 
 
@@ -83,7 +88,7 @@ class StartEnd:
     `code`: srun's exit code. `status`: the status that this start has put on file, if any. `asked`: the signal that
     this supervisor got. `stop`: the maker of the stop file, "job" or "user" (Directory.whose_stop). `failure`: the
     failure that a node has put on file. `reported`: the task that failed first, as srun reports it. `refusal`: why srun
-    has started nothing. `lost`: a node does not answer.
+    has started nothing. `lost`: a node does not answer. `fault`: the node's own fault that has ended the start.
     """
 
     code: int
@@ -94,6 +99,7 @@ class StartEnd:
     reported: Failure | None = None
     refusal: str = ""
     lost: bool = False
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,35 @@ class Requeue:
     counter: str = REQUEUE
 
 
+def fault_of(end: StartEnd, nodes: int, silent: Sequence[str]) -> Fault | None:
+    """Return the node's own fault that has ended a start on `nodes` nodes, if one has. `silent`: the nodes that do not
+    answer.
+
+    If several nodes fall silent at once, they have lost something that they share, for example a switch.
+    """
+    end = _as_decided(end)
+    if end.asked or end.refusal:
+        return None
+    if end.lost:
+        return Fault(silent[0], LOST) if len(silent) == 1 else None
+    if end.status is not None and end.status.word == FAILED:
+        return bad_nodes.of_reason(end.status.reason, nodes)
+    if end.code == EXIT_UNAVAILABLE and end.failure is not None:
+        return bad_nodes.of_reason(end.failure.words, nodes)
+    return None
+
+
 def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
     """Decide whether the end of a start ends the job, before Slurm is asked about the job's state."""
+    meant = _decide(end, job)
+    if end.fault is None:
+        return meant
+    if isinstance(meant, Finish):  # another node may do what this one cannot
+        return Requeue(meant.reason or meant.line, meant.code, NODE)
+    return replace(meant, counter=NODE)
+
+
+def _decide(end: StartEnd, job: JobState) -> Finish | Requeue:
     end = _as_decided(end)
     said = _by_status(end, job.again)
     if said is not None:
@@ -130,7 +163,8 @@ def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
         away = _AWAY.search(end.refusal)
         return Requeue(line, EXIT_UNAVAILABLE) if away else Finish(EXIT_UNAVAILABLE, line)
     if end.lost:
-        return Requeue("a node does not answer any more", EXIT_FAILED)
+        node = end.fault.node if end.fault else "a node"
+        return Requeue(f"{node} does not answer any more", EXIT_FAILED)
     if 128 < end.code <= _LAST_SIGNAL:
         return Requeue(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
     why = _how(end)
@@ -229,7 +263,7 @@ def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Fi
     if not job.comes_back:
         kept = f"{why}; Slurm does not requeue this job (Requeue=0)"
         return Finish(wanted.code, f"{kept}; {job.again}", kept)
-    if job.stands_still:
+    if wanted.counter != NODE and job.stands_still:
         line = f"{why}; {standstill(wanted.counter)}"
         return Finish(EXIT_FAILED, line)
     return _within_budget(wanted, job)

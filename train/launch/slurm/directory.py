@@ -3,7 +3,7 @@
 Owns the files that the batch supervisor keeps there. `slurm-job` names the job that has the directory, also while it
 waits in the queue. `slurm-starts` lists the job's starts and their ends. `slurm-failed` names the node that ended a
 start first. `slurm-bundle-JOBID` is a copy of the submitted bundle. Owns the stop file, too, if Slurm's signals are
-the reason for it.
+the reason for it. `bad-nodes` is launch/bad_nodes.py's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
 from train.base.scheduler import Scheduled
+from train.launch import bad_nodes
 from train.launch.directory import steps_saved
 from train.launch.slurm.decision import AGAIN, Begun, Failure
 from train.launch.slurm.job import Controller, is_over
@@ -39,12 +39,20 @@ _MARK = ".ddpgen-snapshot"
 
 @dataclass(frozen=True)
 class Starts:
-    """The content of `slurm-starts`: the starts of `job`, and the number of requeues and restarts that it may have."""
+    """The content of `slurm-starts`: the starts of `job`, and the number of requeues and restarts that it may have.
+
+    `head`, `began`: the first node of the newest start, and its beginning in seconds since the epoch. `left_out`: the
+    nodes that ddpgen has Slurm leave out. `refused`: Slurm has refused to leave nodes out.
+    """
 
     job: str
-    requeues: int
-    restarts: int
-    starts: tuple[Begun, ...]
+    requeues: int = 0
+    restarts: int = 0
+    starts: tuple[Begun, ...] = ()
+    head: str = ""
+    began: float = 0.0
+    left_out: tuple[str, ...] = ()
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,17 +157,20 @@ class Directory:
         """Return the newest step; None for a user's program that was not seen to save anything."""
         return self.newest_step or (None if of_script else 0)
 
-    def starts(self) -> list[Begun]:
+    def starts(self) -> Starts:
         """Return the starts of this job that are on file, the first one first."""
         kept = typed.read(Starts, self.path / "slurm-starts")
-        return list(kept.starts) if kept is not None and kept.job == self.number else []
+        return kept if kept is not None and kept.job == self.number else Starts(self.number)
 
-    def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
-        """Put the starts on file, with the numbers of requeues and restarts that the job may have. A failed write is no
-        reason to fail."""
-        content = asdict(Starts(self.number, requeues, restarts, tuple(starts)))
+    def keep_starts(self, starts: Starts) -> None:
+        """Put the starts on file. A failed write is no reason to fail."""
+        content = json.dumps(asdict(starts))
         with contextlib.suppress(OSError):
-            replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
+            replace_file(self.path / "slurm-starts", content.encode() + b"\n")
+
+    @property
+    def bad_nodes(self) -> Path:
+        return self.path / bad_nodes.FILE
 
     def say_running(self) -> None:
         """Write the status `running`, in place of the status that an earlier start or job has left."""

@@ -6,7 +6,9 @@ gives UNKNOWN, which is never taken for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import math
 import os
 import re
 import subprocess
@@ -23,6 +25,8 @@ from train.base.console import say
 _ANSWER_S = 60.0
 # A wait is reported once it has lasted so long, and again at this interval.
 _SILENCE_S, _REPORT_AGAIN_S = 10.0, 300.0
+# srun's words about a node that does not answer (22.05).
+_LAUNCH_FAILED = re.compile(r"failed on node (\S+):")
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
 # srun's inputs, without SLURM_: "Input environment variables" of srun(1), 22.05 to 24.11. sbatch hands on
 # those of the allocation or the shell in which it was called.
@@ -41,6 +45,15 @@ _SRUN_INPUTS = (
     "WAIT4SWITCH WCKEY WORKING_DIR"
 )
 _NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
+# Slurm takes the change only after the requeue, and signals the job at once, before it kills the job after KillWait
+# (22.05). The shell ignores these signals from its beginning.
+_KEEPS_NODES = 100
+_LEAVE_OUT = 'trap \'\' TERM USR1 INT; exec scontrol update JobId="$1" ExcNodeList="$2"'
+_REQUEUE = f"""\
+trap '' TERM USR1 INT
+scontrol requeue "$1" || exit
+[ $# -eq 1 ] || scontrol update JobId="$1" ExcNodeList="$2" || exit {_KEEPS_NODES}
+"""
 # The states of a job that has ended and does not come back (squeue(1), JOB STATE CODES; up to Slurm 25.11). A job that
 # goes back into the queue is COMPLETING until it is PENDING. ddpgen/tiers/slurm/jobs.py has the same list.
 OVER = frozenset([
@@ -111,6 +124,10 @@ class JobRecord:
             return None
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    def has(self, field: str) -> bool:
+        """True if Slurm shows a value for the field."""
+        return self.fields.get(field, "") not in ("", "(null)")
 
     @property
     def comes_back(self) -> bool:
@@ -214,25 +231,68 @@ class Controller:
     def kill_wait_s(self) -> float:
         return kill_wait_s(run_command("scontrol", "show", "config")[1])
 
-    def requeue(self) -> str:
-        """Requeue the job; return "", or why Slurm refuses. Slurm then kills all of it, this process too."""
-        # Slurm may send its signals before the command has ended.
-        words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
-        shown = ("scontrol", "requeue", self.job)
-        code, _, why = run_command("sh", "-c", *words, on_silence=lambda: self._report(shown))
-        if code == 0:
-            return ""
-        return " ".join(why.split()) or f"scontrol ended with {code}"
+    def requeue(self, leave_out: Sequence[str] | None = None) -> tuple[str, str]:
+        """Requeue the job, and leave exactly the nodes `leave_out` out of its next start, unless that is None.
+
+        Return why Slurm refuses the first, and why it refuses the second; "" if it does not. Slurm then kills all of
+        the job, this process too.
+        """
+        refused, code = self._change(_REQUEUE, leave_out)
+        return ("", refused) if code == _KEEPS_NODES else (refused, "")
+
+    def leave_out(self, nodes: Sequence[str]) -> str:
+        """Leave exactly these nodes out of the next start of the job, which Slurm has requeued; return "", or why Slurm
+        refuses."""
+        return self._change(_LEAVE_OUT, nodes)[0]
+
+    def _change(self, script: str, nodes: Sequence[str] | None) -> tuple[str, int]:
+        words = (self.job, *([] if nodes is None else [",".join(nodes)]))
+        shown = ("scontrol", "requeue" if script == _REQUEUE else "update", self.job)
+        code, _, why = run_command(
+            "sh", "-c", script, "sh", *words, on_silence=lambda: self._report(shown)
+        )
+        return ("" if code == 0 else " ".join(why.split()) or f"scontrol ended with {code}"), code
+
+    def kinds(self, record: JobRecord) -> dict[str, str] | None:
+        """Return the kind of each node in the job's partition; None without an answer. Nodes of one kind have the same
+        GPUs, and the same features if the job asks for some."""
+        kind = "%G %f" if record.has("Features") else "%G"
+        partition = record.fields.get("Partition", "")
+        code, text, _ = run_command("sinfo", "-h", "-N", "-p", partition, "-o", f"%N {kind}")
+        rows = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+        return {row[0]: row[-1].strip() for row in rows} if code == 0 and text.strip() else None
+
+    def lost(self, nodes: Sequence[str], since: float = math.inf) -> list[str]:
+        """Return the nodes that do not answer Slurm, or that have booted after the time `since`."""
+        code, text, _ = run_command("scontrol", "show", "node", ",".join(nodes))
+        return lost_nodes(text, since) if code == 0 else []
 
     def send_no_mail(self) -> None:
         """Turn off Slurm's mails about the job, whatever its directives say."""
         run_command("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
 
 
-def every_node_answers(nodes: int) -> bool:
-    """Return True if srun can start a command on each node."""
+def unanswered(nodes: int) -> list[str] | None:
+    """Return the nodes on which srun cannot start a command, as far as it names them; None if all nodes answer."""
     on_each = f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"
-    return run_command("srun", "--overlap", *on_each, "true")[0] == 0
+    code, _, why = run_command("srun", "--overlap", *on_each, "true")
+    return sorted(set(_LAUNCH_FAILED.findall(why))) if code else None
+
+
+def lost_nodes(shown: str, since: float) -> list[str]:
+    """Return the nodes of `scontrol show node` that do not answer Slurm, or that have booted after `since`.
+
+    A node that an administrator has set DOWN answers.
+    """
+    lost = []
+    for record in re.split(r"^(?=NodeName=)", shown, flags=re.MULTILINE):
+        fields = dict(reversed(_FIELD.findall(record)))
+        state, booted = fields.get("State", ""), math.nan
+        with contextlib.suppress(ValueError):
+            booted = datetime.fromisoformat(fields.get("BootTime", "")).timestamp()
+        if "*" in state or "NOT_RESPONDING" in state or booted > since:
+            lost.append(fields["NodeName"])
+    return lost
 
 
 def run_command(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int, str, str]:

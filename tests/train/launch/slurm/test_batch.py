@@ -24,7 +24,9 @@ case "$1 $2" in
   "show hostnames") echo "$3" ;;
   "show job") cat job ;;
   "show config") echo "KillWait = 1 sec" ;;
-  "requeue 7") [ -e refuses ] && cat refuses >&2 && exit 1 ;;
+  "show node") cat node ;;
+  "requeue 7") [ -e refuses ] && cat refuses >&2 && exit 1; echo "$*" >>changes; kill -TERM $PPID ;;
+  "update JobId=7") [ -e keeps ] && cat keeps >&2 && exit 1; echo "$*" >>changes ;;
 esac
 exit 0
 """
@@ -194,6 +196,118 @@ def test_limits_that_the_site_has_rewritten_are_said_at_the_start(start: Start) 
     assert code == 75
     assert "back into the queue" not in said
     assert "(Requeue=0); to " in said
+
+
+BROKEN = """#!/bin/bash
+echo 'ddpgen 2026-11-25 12:56:50 localhost: preflight: GPU006 on localhost; nothing was started' >&2
+echo 'srun: error: localhost: task 0: Exited with exit code 69' >&2
+exit 69
+"""
+
+
+def with_partition(start: Start, *nodes: str) -> None:
+    start.write("sinfo", f"#!/bin/bash\nprintf '%s gpu:4\\n' {' '.join(nodes)}\n")
+    start.write("srun", BROKEN)
+
+
+def changes(start: Start) -> list[str]:
+    path = start.place / "changes"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_node_whose_own_fault_ended_two_starts_is_left_out_until_its_line_is_removed(
+    start: Start,
+) -> None:
+    with_partition(start, "localhost", "node2")
+    fault = (
+        "localhost has ended this start by its own fault: GPU006: the GPU driver does not answer"
+    )
+    code, said = start.run("--requeues=3")
+    assert code == 0, said
+    assert fault in said
+    assert changes(start) == ["requeue 7"]
+    code, said = start.run("--requeues=3", SLURM_RESTART_COUNT="1")
+    assert code == 0, said
+    assert "localhost is left out from now on: GPU006: the GPU driver does not answer; see " in said
+    out = "update JobId=7 ExcNodeList=localhost"
+    assert changes(start) == ["requeue 7", "requeue 7", out]
+    # Slurm leaves it out already, and is not asked again.
+    start.job(old="   Command", new="   ReqNodeList=(null) ExcNodeList=localhost\n   Command")
+    code, said = start.run("--requeues=3", SLURM_RESTART_COUNT="2")
+    assert code == 0, said
+    assert changes(start)[3:] == ["requeue 7"]
+    # A person gives the node back.
+    listed = start.checkpoints / "bad-nodes"
+    listed.write_text("".join(listed.read_text().splitlines(keepends=True)[:2]))
+    start.write("srun", "#!/bin/bash\nexit 137\n")
+    code, said = start.run("--requeues=3", SLURM_RESTART_COUNT="3")
+    assert code == 0, said
+    assert "localhost: given back, as " in said
+    assert changes(start)[4:] == ["requeue 7", "update JobId=7 ExcNodeList="]
+
+
+def test_a_job_that_gets_a_listed_node_goes_back_before_anything_starts(start: Start) -> None:
+    with_partition(start, "localhost", "node2")
+    start.checkpoints.mkdir()
+    listed = start.checkpoints / "bad-nodes"
+    listed.write_text("localhost 2026-11-20 lost\nlocalhost 2026-11-21 lost\n")
+    code, said = start.run("--requeues=1")
+    assert code == 0, said
+    assert "localhost: a bad node; back into the queue, to start over" in said
+    assert "starting the nodes" not in said
+    assert changes(start) == ["requeue 7", "update JobId=7 ExcNodeList=localhost"]
+    # Without a requeue left it takes what it gets.
+    assert "starting the nodes" in start.run("--requeues=0")[1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "refusal", "said"),
+    [
+        (("localhost", "node2"), "Access/permission denied", "Slurm does not leave nodes out for this job (Access/permission denied); it goes on"),
+        (("localhost",), "", "localhost is a bad node, and is not left out: without it the partition has 0 nodes of its kind"),
+    ],
+)  # fmt: skip
+def test_a_bad_node_that_must_stay_is_named_and_the_job_goes_on(
+    start: Start, nodes: tuple[str, ...], refusal: str, said: str
+) -> None:
+    with_partition(start, *nodes)
+    if refusal:
+        (start.place / "keeps").write_text(f"{refusal}\n")
+    start.run("--requeues=3")
+    code, log = start.run("--requeues=3", SLURM_RESTART_COUNT="1")
+    assert code == 0, log
+    assert said in log
+    code, log = start.run("--requeues=3", SLURM_RESTART_COUNT="2")
+    assert "starting the nodes" in log
+    assert "does not leave nodes out" not in log  # once is enough
+    assert changes(start) == ["requeue 7"] * 3
+
+
+def test_bad_nodes_are_kept_if_the_spec_says_so(start: Start) -> None:
+    with_partition(start, "localhost", "node2")
+    code, said = start.run("--keep-bad-nodes")
+    assert code == 69, said
+    assert not (start.checkpoints / "bad-nodes").exists()
+
+
+def test_a_start_whose_supervisor_was_cut_off_is_the_fault_of_a_node_that_was_lost(
+    start: Start,
+) -> None:
+    start.write("srun", "#!/bin/bash\necho started >&2\nexec sleep 60\n")
+    with start.begin() as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "started\n":
+            pass
+        process.kill()
+    start.write("srun", "#!/bin/bash\nexit 3\n")
+    for state, fault in (("ALLOCATED", False), ("DOWN*", True)):
+        start.write("node", f"NodeName=localhost Arch=x86_64\n   State={state} ThreadsPerCore=1\n")
+        _, said = start.run(SLURM_RESTART_COUNT="1")
+        lost = "localhost has ended the last start by its own fault: it did not answer any more"
+        assert (lost in said) == fault
+        (start.checkpoints / "slurm-starts").write_text(
+            '{"job": "7", "head": "localhost", "starts": [[0, 0, ""]]}'
+        )
 
 
 def test_a_requeue_that_slurm_refuses_is_reported_with_its_reason(start: Start) -> None:

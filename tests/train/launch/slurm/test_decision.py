@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from train.launch.bad_nodes import Fault
 from train.launch.slurm.decision import (
     CRASH,
+    LOST,
+    NODE,
     REQUEUE,
     Begun,
     Failure,
@@ -16,6 +19,7 @@ from train.launch.slurm.decision import (
     Requeue,
     StartEnd,
     decide,
+    fault_of,
     may_be_lost,
     requeue,
 )
@@ -213,6 +217,65 @@ def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Requeue
         assert isinstance(
             requeue(wanted, State.RUNNING, False, replace(second, newest=newest)), Requeue
         )
+
+
+GPU = Failure(69, "node2", "preflight: GPU006 on node2; nothing was started")
+BITS = replace(FAILED, reason="other bits on node3 than on node1 in gemm")
+
+
+@pytest.mark.parametrize(
+    ("end", "nodes", "silent", "node"),
+    [
+        (StartEnd(69, RUNNING, failure=GPU), 2, (), "node2"),
+        # Each node reports the refusal of all.
+        (StartEnd(69, RUNNING, failure=replace(GPU, node="node1")), 2, (), "node2"),
+        (StartEnd(143, RUNNING, failure=GPU, stop="job"), 2, (), "node2"),
+        (StartEnd(1, BITS), 3, (), "node3"),
+        (StartEnd(1, BITS), 2, (), None),
+        (StartEnd(1, RUNNING, lost=True), 2, ("node1",), "node1"),
+        # Several have lost something that they share; or srun has named none.
+        (StartEnd(1, RUNNING, lost=True), 4, ("node1", "node2"), None),
+        (StartEnd(1, RUNNING, lost=True), 4, (), None),
+        # Slurm has ended it, or srun has started nothing.
+        (StartEnd(69, RUNNING, asked="TERM", failure=GPU), 2, (), None),
+        (StartEnd(1, RUNNING, refusal=GRES), 2, (), None),
+        # The job's own ends.
+        (StartEnd(69, RUNNING, failure=SETUP), 2, (), None),
+        (StartEnd(1, FAILED), 2, (), None),
+        (StartEnd(1, CRASHED), 2, (), None),
+        (StartEnd(137, RUNNING), 2, (), None),
+        (StartEnd(0, DONE), 2, (), None),
+        (StartEnd(0, STOPPED, stop="user"), 2, (), None),
+    ],
+)  # fmt: skip
+def test_whose_fault_the_end_of_a_start_was(
+    end: StartEnd, nodes: int, silent: tuple[str, ...], node: str | None
+) -> None:
+    fault = fault_of(end, nodes, silent)
+    assert (fault and fault.node) == node
+
+
+def test_a_nodes_own_fault_brings_the_job_back() -> None:
+    fault = Fault("node2", LOST)
+    told = "node2 ended this start (exit code 69): preflight: GPU006 on node2; nothing was started"
+    end = StartEnd(69, RUNNING, failure=GPU, fault=fault)
+    assert decide(end, JOB) == Requeue(told, 69, NODE)
+    end = StartEnd(1, RUNNING, lost=True, fault=fault)
+    assert decide(end, JOB) == Requeue("node2 does not answer any more", 1, NODE)
+    line = "failed at step 20: other bits on node3 than on node1 in gemm"
+    assert decide(StartEnd(1, BITS, fault=fault), JOB) == Requeue(line, 1, NODE)
+
+
+def test_a_start_that_a_bad_node_has_ended_is_no_standstill_and_uses_up_a_requeue() -> None:
+    wanted = Requeue("node2 does not answer any more", 1, NODE)
+    begun = [Begun(0, 20, NODE), Begun(1, 20)]
+    second = JobState(1, 2, 9, newest=20, begun=begun)
+    meant = requeue(wanted, State.RUNNING, False, second)
+    assert isinstance(meant, Requeue)
+    assert "(requeue 2 of at most 2)" in meant.line
+    third = replace(second, requeue_count=2, begun=[*begun[:1], Begun(1, 20, NODE), Begun(2, 20)])
+    assert not third.stands_still
+    assert "all that targets.slurm.requeues allows" in requeue(wanted, State.RUNNING, False, third).line  # fmt: skip
 
 
 def test_only_what_looks_like_a_failure_is_looked_into() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from train.base.errors import Refusal
 from train.launch.slurm.decision import CRASH, Begun, Failure
-from train.launch.slurm.directory import Directory, checkpoint_directory
+from train.launch.slurm.directory import Directory, Starts, checkpoint_directory
 from train.launch.slurm.job import Controller
 from train.run import lock
 from train.run.status import Status, read_status, write_status
@@ -273,10 +273,10 @@ def test_what_a_script_was_seen_to_save_counts_as_a_checkpoint(tmp_path: Path) -
 
 def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     directory = mine(tmp_path)
-    begun = [Begun(0, 0, CRASH), Begun(1, 20)]
-    directory.keep_starts(begun, 6, 3)
-    assert directory.starts() == begun
-    assert mine(tmp_path, job="8").starts() == []
+    starts = Starts("7", 6, 3, (Begun(0, 0, CRASH), Begun(1, 20)), "node1", 1.5, ("node2",))
+    directory.keep_starts(starts)
+    assert directory.starts() == starts
+    assert mine(tmp_path, job="8").starts() == Starts("8")
     directory.keep_failure(69, "node2", "setup of the spec failed;\nits output is above")
     first = Failure(69, "node2", "setup of the spec failed; its output is above")
     directory.keep_failure(69, "node1", "node2 has not checked in")

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from train.launch.slurm.job import (
     environment,
     is_over,
     kill_wait_s,
+    lost_nodes,
     state,
 )
 from train.launch.slurm.step import in_short, is_step, on_each_node, store_of
@@ -162,14 +164,14 @@ def test_a_wait_for_the_controller_is_said_once_and_at_long_intervals(
     assert controller.show([1] * pauses) is not None
     line = "waiting for Slurm's controller: scontrol show job 7 failed (Unable to contact slurm controller)"
     assert capsys.readouterr().err == f"ddpgen: {line}\n" * 2
-    assert controller.requeue() == ""
+    assert controller.requeue() == ("", "")
     (command / "fails").write_text("\n" * 100)
-    assert controller.requeue() == "Unable to contact slurm controller"
+    assert controller.requeue() == ("Unable to contact slurm controller", "")
     assert capsys.readouterr().err == ""  # the caller says why Slurm refuses
     # A command that hangs is said to hang before it has ended.
     (command / "scontrol").write_text("#!/bin/bash\nsleep 0.5\n")
     monkeypatch.setattr("train.launch.slurm.job._SILENCE_S", 0.05)
-    assert Controller("7").requeue() == ""
+    assert Controller("7").requeue() == ("", "")
     assert capsys.readouterr().err.endswith("requeue 7 has not answered yet\n")
 
 
@@ -222,6 +224,39 @@ def test_a_node_whose_name_slurm_alone_knows_has_an_address(
     assert Controller("7").address_of(node) == address
     (command / "fails").write_text("\n" * 9)
     assert Controller("7").address_of(node) == node
+
+
+SHOWN_NODES = """\
+NodeName=node1 Arch=x86_64 CoresPerSocket=1
+   State=ALLOCATED ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   BootTime=2026-11-22T08:00:00 SlurmdStartTime=2026-11-22T08:00:07
+NodeName=node2 Arch=x86_64 CoresPerSocket=1
+   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   BootTime={booted} SlurmdStartTime=2026-11-22T13:09:00
+   Reason={reason} [slurm@2026-11-22T13:10:00]
+"""
+BEGAN = datetime(2026, 11, 22, 13, 5).timestamp()  # noqa: DTZ001 - Slurm writes local times
+
+
+@pytest.mark.parametrize(
+    ("state", "booted", "lost"),
+    [
+        ("ALLOCATED", "2026-11-22T08:00:00", []),
+        ("DOWN*", "2026-11-22T08:00:00", ["node2"]),
+        ("IDLE*", "2026-11-22T08:00:00", ["node2"]),
+        ("DOWN+NOT_RESPONDING", "None", ["node2"]),  # newer ones
+        ("DOWN", "2026-11-22T13:08:00", ["node2"]),  # back after an unexpected reboot
+        ("IDLE", "2026-11-22T13:08:00", ["node2"]),
+        # By an administrator, or drained after the end.
+        ("DOWN", "2026-11-22T08:00:00", []),
+        ("IDLE+DRAIN", "None", []),
+    ],
+)
+def test_a_node_is_lost_if_it_is_silent_or_has_booted_meanwhile(
+    state: str, booted: str, lost: list[str]
+) -> None:
+    text = SHOWN_NODES.format(state=state, booted=booted, reason="Not responding")
+    assert lost_nodes(text, BEGAN) == lost
 
 
 @pytest.mark.parametrize(
