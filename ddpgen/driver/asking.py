@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from . import logs, remote
+from . import bad_nodes, logs, remote
 from .ends import DONE, END_MARK, FAILED, USAGE
+from .fault_list import FaultList
 from .pace import Pace
 from .plan import Plan, PlannedHost
 from .screen import Screen, folded, shown
@@ -56,13 +57,20 @@ async def status(context: Context) -> int:
     answers, troubles = await ask_all(context.plan, context.ssh, remote.status, context.pace.check)
     rows, steps = table_of(context.plan, answers, troubles)
     job_line = [f"the job: {_words(max(steps.values(), key=_step))}"] if steps else []
-    print_out("\n".join([*table(rows), *job_line]) + "\n")
+    bad = bad_hosts(context.plan, context.logs.directory.parent)
+    print_out("\n".join([*table(rows), *job_line, *bad]) + "\n")
     show_messages(context, {
         host.name: f"no step for {state.age_s:.0f} s; why: ddpgen doctor {context.plan.checkpoints(host)}, there"
         for host, state in steps.items() if state.stalled
     })  # fmt: skip
     show_messages(context, troubles)
     return FAILED if troubles else DONE
+
+
+def bad_hosts(plan: Plan, logs_directory: Path) -> list[str]:
+    """Return a line about each bad host of the job, whose launches have their logs in `logs_directory`."""
+    faults = FaultList(logs_directory / bad_nodes.FILE).read()
+    return [fault.words for fault in bad_nodes.bad(faults) if plan.exclude_bad_nodes]
 
 
 def table_of(

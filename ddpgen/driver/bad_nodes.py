@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .plan import Plan
 from .wording import printable
 
 FILE = "bad-nodes"
@@ -46,6 +47,16 @@ def read(lines: Sequence[str]) -> list[Fault]:
             node, when, why = (*words, "", "")[:3]
             faults.append(Fault(node, when, why))
     return faults
+
+
+def taking_part(plan: Plan, bad_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts of the next start, in the order of their ranks. `bad_names`: the longest known one first.
+
+    Spares take the places of bad hosts; without a spare, an elastic job goes on with fewer hosts.
+    """
+    left_out = [name for name in bad_names if name in plan.names][: plan.room]
+    well = [name for name in plan.names if name not in left_out]
+    return tuple(well[: len(plan.regular)])
 
 
 def bad(faults: Sequence[Fault]) -> list[Fault]:

@@ -32,6 +32,8 @@ class End:
     reason: str
     forced: bool = False
     is_consequence: bool = False  # its reason is a lost peer, so the peer's end is the cause
+    is_cut: bool = False  # ssh itself lost the connection; else the script may have been killed
+    fault: tuple[str, str] | None = None  # the host whose own fault it was, and why
 
     @property
     def clean(self) -> bool:
@@ -40,10 +42,12 @@ class End:
 
 @dataclass(frozen=True)
 class Report:
-    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it."""
+    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it. `fault`: the host whose own
+    fault has ended the start, and why (train/launch/bad_nodes.py)."""
 
     crashed: bool
     reason: str
+    fault: tuple[str, str] | None = None
 
 
 class Evidence:
@@ -76,7 +80,9 @@ class Evidence:
 def _report(text: str) -> Report | None:
     try:
         data = json.loads(text)
-        return Report(bool(data["crashed"]), str(data["reason"]))
+        crashed, reason = bool(data["crashed"]), str(data["reason"])
+        host, why = data.get("fault") or ("", "")
+        return Report(crashed, reason, (host, why) if host else None)
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -86,14 +92,15 @@ def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
     if code == SSH_FAILED or code < 0:
         cause = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh_message
         reason = f"the connection was lost: {cause}" if cause else _LOST
-        return End(host, "lost", code, reason, forced)
+        return End(host, "lost", code, reason, forced, is_cut=bool(evidence.ssh_message))
     # A script leaves no report if it was killed, or ended before its supervisor began.
     report = evidence.report or Report(crashed=True, reason="")
     reason = report.reason or evidence.last_message
     if code in _STATES:
-        return End(host, _STATES[code], code, reason, forced)
+        return End(host, _STATES[code], code, reason, forced, fault=report.fault)
     state = "failed" if not report.crashed else "killed" if forced else "crashed"
-    return End(host, state, code, reason, forced, bool(_CONSEQUENCE.search(reason)))
+    is_consequence = bool(_CONSEQUENCE.search(reason))
+    return End(host, state, code, reason, forced, is_consequence, fault=report.fault)
 
 
 def culprit(ends: Sequence[End]) -> End | None:
@@ -119,6 +126,22 @@ def _first(bad: Sequence[End]) -> End | None:
             if end.state == state:
                 return end
     return min(bad, key=lambda end: (end.forced, end.is_consequence), default=None)
+
+
+def lost_host(ends: Sequence[End]) -> str | None:
+    """Return the host that was lost by its own fault; None without one.
+
+    A cut between the driver and a host is no evidence: a peer must have lost it, too. If several are lost at once, they
+    have lost something that they share.
+    """
+    lost = {end.host for end in ends if end.is_cut}
+    missed = any(end.is_consequence and end.host not in lost for end in ends)
+    return lost.pop() if missed and len(lost) == 1 else None
+
+
+def all_by_fault(ends: Sequence[End]) -> bool:
+    """True if a host's own fault has ended all hosts, as far as they know: itself, as a lost peer, or by the driver."""
+    return all(end.fault or end.is_cut or end.is_consequence or end.forced for end in ends)
 
 
 def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:

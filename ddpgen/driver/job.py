@@ -13,12 +13,24 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
-from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
+from . import bad_nodes
+from .ends import (
+    DONE,
+    NO_START,
+    STOPPED,
+    End,
+    all_by_fault,
+    culprit,
+    exit_code,
+    lost_host,
+    may_start_again,
+)
+from .fault_list import FaultList
 from .screen import folded
-from .session import Context, HostFacts, Session, Trouble
+from .session import UNREACHABLE, Context, HostFacts, Session, Trouble
 from .wording import first_names, table
 
 _MAX_NAMES = 8
@@ -39,8 +51,14 @@ class DriverRun:
         # None: the deadline may have changed.
         self._events: asyncio.Queue[End | None] = asyncio.Queue()
         report = self._events.put_nowait
-        self._sessions = {host.name: Session(host, context, report) for host in context.plan.hosts}
+        self._all_sessions = {
+            host.name: Session(host, context, report) for host in context.plan.hosts
+        }
+        self._sessions: dict[str, Session] = {}  # of the hosts that take part
         self._head = context.plan.head
+        self._faults = FaultList(context.logs.directory.parent / bad_nodes.FILE)
+        self._blamed: set[str] = set()  # hosts whose own fault has ended this start
+        self._excludes = context.plan.exclude_bad_nodes and arguments[:1] != ("--preflight",)
         starter = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
         self._environment = {
             "DDPGEN_LAUNCH": context.logs.directory.name,
@@ -87,10 +105,13 @@ class DriverRun:
 
     async def _prepare_first(self) -> set[str]:
         """Return the hosts to start: all of them, or enough for an elastic job, or none."""
+        self._choose_hosts()
         count = len(self._sessions)
         hosts = f"{count} host{'s' if count > 1 else ''}"
         self._progress(f"looking at {hosts} and sending the bundle")
         prepared = await self._prepare(self._sessions)
+        if len(prepared) < self._plan.min_hosts and self._replace_unreachable(prepared):
+            prepared |= await self._prepare(name for name in self._sessions if name not in prepared)
         self._newest = max((facts.newest_checkpoint for facts in prepared.values()), default=-1)
         if len(prepared) < self._plan.min_hosts or self._stop_level:
             return set()
@@ -138,6 +159,8 @@ class DriverRun:
             if len(ready) >= self._plan.min_hosts and not self._stop_level:
                 return ready
             if loop.time() > deadline:
+                if self._replace_unreachable(ready):
+                    continue
                 break
             self._report_waiting(self._troubles)
             self._stoppable = [asyncio.create_task(asyncio.sleep(self._pace.retry))]
@@ -147,6 +170,44 @@ class DriverRun:
         else:
             self._show_troubles()
         return {}
+
+    # --- who takes part -----------------------------------------------------------------------
+
+    def _choose_hosts(self) -> None:
+        """Choose the hosts of the next start: a spare takes the place of a bad host."""
+        plan = self._plan
+        bad = bad_nodes.bad(self._faults.read()) if plan.exclude_bad_nodes else []
+        names = bad_nodes.taking_part(plan, [fault.node for fault in bad])
+        for fault in bad:
+            if fault.node in plan.names:
+                fate = "has to stay" if fault.node in names else "is left out"
+                self._say(f"{fault.node} {fate}: {fault.words}; see {self._faults.path}")
+        if spares := [name for name in names if name not in plan.regular]:
+            self._progress(f"in its place: {', '.join(spares)}")
+        self._sessions = {name: self._all_sessions[name] for name in names}
+        if self._head not in names:
+            self._head = names[0]
+
+    def _replace_unreachable(self, ready: Container[str]) -> bool:
+        """True if other hosts take part now: one that cannot be reached has ended a start before, and is a bad host."""
+        known = {fault.node for fault in self._faults.read()}
+        silent = [n for n, s in self._sessions.items() if n not in ready and s.state == UNREACHABLE]
+        before = set(self._sessions)
+        if self._plan.room and len(silent) == 1 and silent[0] in known:
+            self._blame(silent[0], "it cannot be reached")
+            self._choose_hosts()
+        return set(self._sessions) != before
+
+    def _blame(self, name: str, why: str) -> None:
+        """Put a host's own fault on file, once for each start."""
+        if self._excludes and name not in self._blamed:
+            self._blamed.add(name)
+            self._say(f"{name} has ended this start by its own fault: {why}")
+            self._faults.add(name, why)
+
+    def _is_bad(self, name: str) -> bool:
+        bad = bad_nodes.bad(self._faults.read())
+        return self._plan.exclude_bad_nodes and name in [fault.node for fault in bad]
 
     def _show_troubles(self) -> None:
         for line in folded(self._troubles):
@@ -161,6 +222,7 @@ class DriverRun:
     async def _start_all(self, ready: set[str]) -> None:
         self._ends, self._deadline = [], None
         self._killed = self._job_ended = False
+        self._blamed = set()
         self._progress(f"starting on {len(ready)} hosts; the head is {self._head}")
         await asyncio.gather(*(self._start(name) for name in self._sessions if name in ready))
         for name in self._sessions:
@@ -170,8 +232,11 @@ class DriverRun:
     async def _start(self, name: str) -> None:
         session = self._sessions[name]
         head = [] if self._head == self._plan.head else [f"--head={self._head}"]
+        names = tuple(self._sessions)
+        hosts = [] if names == self._plan.regular else [f"--hosts={','.join(names)}"]
+        self._blamed.discard(name)
         try:
-            await session.start(self._environment, [*head, *self._arguments])
+            await session.start(self._environment, [*head, *hosts, *self._arguments])
         except Trouble as trouble:
             self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
         self._running.add(name)
@@ -191,6 +256,8 @@ class DriverRun:
             if event is not None:
                 self._on_end(event)
         await self._give_up_retries()
+        if lost := lost_host(self._ends):
+            self._blame(lost, "its peers and the driver have lost it")
 
     def _on_end(self, end: End) -> None:
         self._running.discard(end.host)
@@ -202,7 +269,10 @@ class DriverRun:
                 # It may have stopped before the rendezvous, when it could not stop the others.
                 self._send_to_all("stop")
             self._limit_wait(self._pace.after_success)
-        elif not self._killed:
+            return
+        if end.fault is not None:
+            self._blame(*end.fault)
+        if not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
             if not self._continues_without(end):
                 self._end_other_hosts(end)
@@ -216,6 +286,9 @@ class DriverRun:
             return False
         if name == self._head or len(self._running) < self._plan.min_hosts:
             return False
+        if self._is_bad(name):
+            self._progress(f"going on with {len(self._running)} hosts; {name} is left out")
+            return True
         self._crashes[name] += end.state == "crashed"
         if self._crashes[name] > self._plan.restarts:
             self._say(f"{name} is not tried again: restarts is {self._plan.restarts}")
@@ -316,18 +389,22 @@ class DriverRun:
         """Return the hosts to start again, or none. An elastic job gets another head."""
         plan = self._plan
         lost_head = self._head if plan.elastic else None
-        if self._stop_level or not may_start_again(self._ends, plan.launcher, lost_head):
+        # Without the bad host the job may do better.
+        by_fault = bool(self._blamed and plan.room) and all_by_fault(self._ends)
+        again = by_fault or may_start_again(self._ends, plan.launcher, lost_head)
+        if self._stop_level or self._job_ended or not again:
             return set()
         if self._restarted >= plan.restarts:
             self._say(f"not started again: restarts is {plan.restarts}")
             return set()
         self._restarted += 1
         self._progress(f"starting again, {self._restarted} of {plan.restarts} times at most")
+        self._choose_hosts()
         prepared = await self._prepare_enough()
         if prepared and plan.elastic:
             names = [name for name in self._sessions if name in prepared]
             self._head = next((name for name in names if name != self._head), self._head)
-        elif prepared:
+        elif prepared and not by_fault:
             newest = max(facts.newest_checkpoint for facts in prepared.values())
             if newest <= self._newest:
                 self._say("not started again: no checkpoint is newer than at the last start")

@@ -25,7 +25,8 @@ class Plan:
     """The content of hosts.json.
 
     `elastic`: the least and the largest number of hosts. `locked`: each host installs the packages of the version
-    lock. `secrets`: see secret_values.read(). `points`: the id of each point of a sweep, by its name.
+    lock. `secrets`: see secret_values.read(). `points`: the id of each point of a sweep, by its name. `spares`: so many
+    of the last hosts take no part until a bad host is left out.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Plan:
     locked: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict)
     points: Mapping[str, str] = field(default_factory=dict)
+    spares: int = 0
+    exclude_bad_nodes: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,7 +50,17 @@ class Plan:
     @property
     def min_hosts(self) -> int:
         """The number of hosts that a start needs."""
-        return self.elastic[0] if self.elastic else len(self.hosts)
+        return self.elastic[0] if self.elastic else len(self.regular)
+
+    @property
+    def regular(self) -> tuple[str, ...]:
+        """The names of the hosts that take part while none is bad."""
+        return self.names[: len(self.hosts) - self.spares]
+
+    @property
+    def room(self) -> int:
+        """The number of hosts that can be left out."""
+        return len(self.hosts) - self.min_hosts if self.exclude_bad_nodes else 0
 
     @property
     def restartable(self) -> bool:

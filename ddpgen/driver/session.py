@@ -27,6 +27,7 @@ from .secret_values import Mask
 from .ssh import Ssh, interrupted, is_transient
 
 LAST_LINES = 20
+UNREACHABLE = "unreachable"
 _MAX_ATTEMPTS = 4
 _MARGIN_KIB = 10 * 1024
 
@@ -97,7 +98,7 @@ class Session:
         outcome = await ask(context.ssh, self.host, text, context.pace.check)
         facts = remote.facts(outcome.output)
         if outcome.code != 0 or "ready" not in facts:
-            self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
+            self.state = UNREACHABLE if outcome.code in (None, SSH_FAILED) else "refused"
             raise Trouble(failure_reason(outcome, context.ssh, self.host, context.pace.check))
         self.state = "connected"
         return HostFacts(int(facts["newest"] or -1), "in-use" in facts, facts.get("by", ""))

@@ -85,6 +85,12 @@ REFUSED = [
     ("head: dsk\nhosts: [desk]", "10:11 targets.hosts.head", "desk?"),
     ("nodes: 3\nhosts: [a, b]", "10:12 targets.hosts.nodes", "2;"),
     ("nodes: 3..2\nhosts: [a, b]", "10:12 targets.hosts.nodes", "range"),
+    ("spares: 2\nhosts: [a, b]", "10:13 targets.hosts.spares", "none that takes part"),
+    (
+        "spares: 1\nnodes: 3\nhosts: [a, b, c]",
+        "11:12 targets.hosts.nodes",
+        "1 of them as spares; list 4 hosts",
+    ),
     (
         "nodes: 1..2\nrendezvous: {launcher: env}\nhosts: [a, b]",
         "10:12 targets.hosts.nodes",
@@ -290,6 +296,29 @@ def test_the_bundle_holds_a_script_for_each_host_and_the_driver(run: Run) -> Non
     listing = json.loads((bundle / "hosts/hosts.json").read_text())
     assert [host["script"] for host in listing["hosts"]] == ["hosts/desk.sh", "hosts/laptop.sh"]
     assert (listing["head"], listing["elastic"]) == ("desk", None)
+
+
+def test_spares_have_scripts_and_take_no_part(run: Run) -> None:
+    bundle = rendered(run, hosts("spares: 1\nhosts: [a, {name: b, procs: 1}, c]\nhead: b"))
+    listing = json.loads((bundle / "hosts/hosts.json").read_text())
+    assert ([host["name"] for host in listing["hosts"]], listing["spares"]) == (["b", "a", "c"], 1)
+    assert (bundle / "hosts/c.sh").exists()
+    shown = run("plan", "job.yaml", "--target", "hosts", "--json").out
+    assert [node["host"] for node in json.loads(shown)["nodes"]] == ["b", "a"]
+    assert (
+        "spares       c, in place of a bad host" in run("plan", "job.yaml", "--target", "hosts").out
+    )
+    elastic = rendered(run, hosts("procs_per_node: 1\nnodes: 2..3\nspares: 1\nhosts: [a, b, c, d]"))
+    assert json.loads((elastic / "hosts/hosts.json").read_text())["elastic"] == [2, 3]
+    off = rendered(run, hosts("exclude_bad_nodes: false\nhosts: [a, b]"))
+    assert json.loads((off / "hosts/hosts.json").read_text())["exclude_bad_nodes"] is False
+
+
+def test_spares_that_nobody_would_use_get_a_warning(run: Run) -> None:
+    Path("job.yaml").write_text(hosts("spares: 1\nexclude_bad_nodes: false\nhosts: [a, b]"))
+    outcome = run("validate", "job.yaml")
+    assert outcome.code == 0
+    assert "targets.hosts.spares: has no effect with exclude_bad_nodes: false" in outcome.err
 
 
 def test_the_scripts_of_a_hostile_spec_are_clean_bash(run: Run) -> None:

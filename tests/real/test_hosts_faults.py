@@ -189,6 +189,28 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     assert rig.strays(within=30) == []
 
 
+def test_a_spare_takes_the_place_of_a_host_whose_gpu_driver_fails_twice(
+    rig: Rig, tmp_path: Path
+) -> None:
+    smi = rig["laptop"].path("/usr/local/bin/nvidia-smi")
+    smi.parent.mkdir(parents=True, exist_ok=True)
+    smi.write_text("#!/bin/sh\necho Unable to determine the device handle\nexit 9\n")
+    smi.chmod(0o755)
+    # The rig's torch knows no GPU.
+    gpus = {"gpus_per_node": 1, "backend": "gloo", "preflight": {"ignore": ["GPU001"]}}
+    spec = fleet.spec(NAMES, {"steps": 10}, name="spare", tier={"spares": 1}, **gpus)
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    code = driver.end()
+    smi.unlink()
+    assert code == 0, driver.output
+    told = "laptop has ended this start by its own fault: GPU006: the GPU driver does not answer"
+    assert driver.output.count(told) == 2, driver.output
+    assert "ddpgen: in its place: tower" in driver.output
+    assert "2 processes on 2 hosts" in driver.output
+    assert fleet.status(rig, "tower", "spare").startswith("done 10")
+    assert rig.strays(within=10) == []
+
+
 CRASHING = """
 import dataclasses, os
 from train.workloads import toy

@@ -29,7 +29,7 @@ _OWN_WITHOUT_PEERS = frozenset(["GPU006"])
 _REFUSED = re.compile(r"preflight: ([^;]+); nothing was started")
 _FINDING = re.compile(r"([A-Z]+\d{3}) on ([^\s,]+)")
 _OTHER_BITS = re.compile(r"other bits on ([^\s,]+) than on [^\s,]+ in ")
-# Of two nodes that compute different bits nobody knows which one is right.
+# If two nodes compute different bits, nobody knows which one is right.
 _MAJORITY = 3
 
 

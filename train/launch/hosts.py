@@ -19,7 +19,7 @@ from typing import ClassVar, Optional
 
 from train.base import typed
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
-from train.launch import decision, directory
+from train.launch import bad_nodes, decision, directory
 from train.launch.decision import End, ExitReport, Request
 from train.launch.driver_link import DriverLink, take_standard_input
 from train.launch.events import Event, Events
@@ -46,15 +46,17 @@ class HostEntry:
 @dataclass(frozen=True)
 class Listed:
     """The part of hosts.json that a host needs. `hosts`: in the order of their ranks. `elastic`: the least and the
-    greatest number of hosts that take part, if fewer than all may."""
+    greatest number of hosts that take part, if fewer than all may. `spares`: so many of the last hosts take no part
+    unless --hosts names them."""
 
     hosts: tuple[HostEntry, ...]
     elastic: _Bounds = None
+    spares: int = 0
 
     @property
     def least(self) -> int:
         """The number of hosts that is enough to begin."""
-        return self.elastic[0] if self.elastic else len(self.hosts)
+        return self.elastic[0] if self.elastic else len(self.hosts) - self.spares
 
 
 def read(path: Path) -> Listed:
@@ -74,7 +76,8 @@ def membership(
 
     Raises Refusal for names that would give two hosts one rank.
     """
-    names = only.split(",") if only else [host.name for host in listed.hosts]
+    regular = listed.hosts[: len(listed.hosts) - listed.spares]
+    names = only.split(",") if only else [host.name for host in regular]
     taking_part = set(names)
     chosen = [host for host in listed.hosts if host.name in taking_part]
     head = head or listed.hosts[0].name
@@ -138,6 +141,7 @@ class Hosts(Tier):
         self._options, self._command = options, command
         self._line = take_standard_input() if options.driven else None
         self._link: DriverLink | None = None
+        self._nodes = 1
         script = os.path.join(os.getcwd(), "hosts", f"{options.me}.sh")
         # The command that the user has typed: the driver's, or this host's script.
         self._same = "the same command" if options.driven else f"bash {shlex.quote(script)}"
@@ -159,7 +163,9 @@ class Hosts(Tier):
         listed = read(_LISTED)
         # Two runs that meet at one address under one name would merge, so the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
-        return membership(listed, options.me, options.head, options.hosts, options.port, launch)
+        member = membership(listed, options.me, options.head, options.hosts, options.port, launch)
+        self._nodes = member.nodes
+        return member
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         return decision.on_signal(name, stops, met, bool(self._options.driven))
@@ -175,7 +181,10 @@ class Hosts(Tier):
         """Print the end for the driver. No other program can print this line: only this process has the token."""
         if token := self._options.driven:
             reason = " ".join(outcome.why.split())[:_MOST_REASON]
+            fault = bad_nodes.of_reason(outcome.why, self._nodes)
             data = {"crashed": outcome.crashed, "reason": reason}
+            if fault is not None:
+                data["fault"] = [fault.node, fault.why]
             with contextlib.suppress(OSError, ValueError):  # the driver is gone
                 print(f"ddpgen-end {token} {json.dumps(data)}", file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ddpgen.spec.fields import NodeCount, Nodes, Number, Refused, Text, WholeNumber, setting
+from ddpgen.spec.fields import Flag, NodeCount, Nodes, Number, Refused, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
 from ddpgen.spec.places import Address, Destination, HostPath
@@ -59,16 +59,18 @@ class HostsJob(JobSpec):
     nodes: NodeCount = setting(Nodes(100_000), None)
     hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
     head: str | None = setting(Text(allowed="the name of a host"), None)
+    spares: int = setting(WholeNumber(0, 100_000), 0)
+    exclude_bad_nodes: bool = setting(Flag(), True)
     dir: str = setting(HostPath(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:
         if vars(self)["nodes"] is None:
-            object.__setattr__(self, "nodes", NodeCount(len(self.hosts) or 1))
+            object.__setattr__(self, "nodes", NodeCount(max(1, len(self.hosts) - self.spares)))
 
     @property
     def world_size(self) -> int:
-        return sum(self.procs(host) for host in self.hosts) or super().world_size
+        return sum(self.procs(host) for host in self.taking_part) or super().world_size
 
     @property
     def on_gpus(self) -> bool:
@@ -78,7 +80,7 @@ class HostsJob(JobSpec):
     def machines(self) -> tuple[Machine, ...]:
         return tuple(
             Machine(host.name, self.procs(host), self.gpus(host), self.weight(host))
-            for host in self.order
+            for host in self.taking_part
         )
 
     @property
@@ -94,6 +96,11 @@ class HostsJob(JobSpec):
         """The hosts by node rank: the head, then the others in the order of the list."""
         head = self.head or (self.hosts[0].name if self.hosts else "")
         return tuple(sorted(self.hosts, key=lambda host: host.name != head))
+
+    @property
+    def taking_part(self) -> tuple[Host, ...]:
+        """The hosts by node rank, without the spares, which are the last ones."""
+        return self.order[: len(self.hosts) - self.spares]
 
     def procs(self, host: Host) -> int:
         return host.procs or self.procs_per_node

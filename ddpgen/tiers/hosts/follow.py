@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddpgen.driver import plan, remote, state
-from ddpgen.driver.asking import ask_all, stop_messages, table_of
+from ddpgen.driver.asking import ask_all, bad_hosts, stop_messages, table_of
 from ddpgen.driver.logs import newest as newest_logs
 from ddpgen.driver.plan import Plan
 from ddpgen.driver.screen import folded
@@ -45,10 +45,10 @@ def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
     """
     hosts = _hosts_plan(following)
     with places.connections(hosts) as ssh:
-        yield functools.partial(_ask, hosts, ssh)
+        yield functools.partial(_ask, hosts, ssh, following.bundle_parent / "logs" / hosts.name)
 
 
-def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
+def _ask(hosts: Plan, ssh: Ssh, logs_directory: Path) -> JobStatus:
     answers, troubles = places.finish(ask_all(hosts, ssh, remote.status, places.ANSWER_S))
     if not answers:
         raise TargetUnavailableError("; ".join(folded(troubles)))
@@ -64,6 +64,7 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
         f"{name} {_STATE_WORDS.get(scripts.get(name, ''), 'unreachable')}" for name in hosts.names
     ]
     rows = table(table_of(hosts, answers, troubles)[0])
+    rows += bad_hosts(hosts, logs_directory)
     return JobStatus([*rows, *folded(troubles), report], report.ended, ", ".join(words))
 
 

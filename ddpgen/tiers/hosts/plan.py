@@ -23,7 +23,9 @@ def host_plan(job: HostsJob, host: Host) -> Plan:
     # hosts.json has the processes of each host.
     tier_options = TierOptions(tuple(_options(job)), procs_known=True)
     base_plan = plans.build_plan(job.for_host(host), tier_options, job.weight(host), backend(job))
-    return base_plan._replace(rendezvous=_rendezvous(job))
+    spares = ", ".join(host.name for host in job.order[len(job.taking_part) :])
+    facts = (f"spares       {spares}, in place of a bad host",) if spares else ()
+    return base_plan._replace(rendezvous=_rendezvous(job), facts=facts)
 
 
 def _options(job: HostsJob) -> Iterator[Word]:

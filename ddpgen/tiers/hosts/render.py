@@ -79,10 +79,17 @@ def _names(job: HostsJob) -> Iterator[Conflict]:
 
 
 def _numbers(job: HostsJob) -> Iterator[Conflict]:
-    if job.nodes != len(job.hosts):
-        problem = f"{int(job.nodes)} nodes, and hosts lists {len(job.hosts)}"
-        remedy = f"list {int(job.nodes)} hosts, or write targets: {{hosts: {{nodes: null}}}} for all listed"
+    if job.spares >= len(job.hosts):
+        problem = f"{job.spares} spares of {len(job.hosts)} hosts leave none that takes part"
+        yield Conflict(("spares", "hosts"), problem, "list more hosts, or write fewer spares")
+    elif job.nodes != len(job.hosts) - job.spares:
+        spares = f", {job.spares} of them as spares" if job.spares else ""
+        problem = f"{int(job.nodes)} nodes, and hosts lists {len(job.hosts)}{spares}"
+        number = int(job.nodes) + job.spares
+        remedy = f"list {number} hosts, or write targets: {{hosts: {{nodes: null}}}} for all listed"
         yield Conflict(("nodes", "hosts"), problem, remedy)
+    if job.spares and not job.exclude_bad_nodes:
+        yield unwise.no_effect("spares", "with exclude_bad_nodes: false")
     if job.nodes.elastic and job.rendezvous.launcher != "torchrun":
         problem = f"{job.rendezvous.launcher} starts a fixed number of nodes, not {job.nodes}"
         yield Conflict(("nodes", "rendezvous.launcher"), problem, "write launcher: torchrun")
@@ -165,11 +172,13 @@ def listing(job: HostsJob) -> str:
     facts = {
         "name": job.name,
         "launcher": job.rendezvous.launcher,
-        "elastic": [job.nodes.minimum, len(job.hosts)] if job.nodes.elastic else None,
+        "elastic": [job.nodes.minimum, int(job.nodes)] if job.nodes.elastic else None,
         "restarts": job.restarts,
         "head": job.order[0].name,
         "ssh_options": job.ssh_options,
         "checkpoint_dir": job.checkpoint_path,
+        **({"spares": job.spares} if job.spares else {}),
+        **({} if job.exclude_bad_nodes else {"exclude_bad_nodes": False}),
         **({"locked": True} if job.locked else {}),
         **({"secrets": dict(job.secrets)} if job.secrets else {}),
         **({"points": {n: point.id for n, point in job.points.items()}} if job.points else {}),

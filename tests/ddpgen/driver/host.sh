@@ -100,6 +100,11 @@ case $part in
     echo 'ddpgen: checkpoints/pair is in use by job pair, attempt 1f' >&2
     exit 69
     ;;
+  gpu) # the preflight refuses, on all hosts alike, because of lap
+    echo 'ddpgen: preflight: GPU006 on lap; nothing was started' >&2
+    echo "ddpgen-end $token {\"crashed\": false, \"reason\": \"preflight: GPU006 on lap; nothing was started\", \"fault\": [\"lap\", \"GPU006: no answer\"]}" >&2
+    exit 69
+    ;;
   usage)
     echo 'ddpgen: --stesp: unknown option; did you mean --steps?' >&2
     exit 2

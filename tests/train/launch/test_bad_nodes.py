@@ -1,4 +1,4 @@
-"""Whose fault the end of a start was, and the file that a person edits."""
+"""The judgement whose fault the end of a start was, and the file that a person edits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(findings: str) -> str:
         (refused("NIC001 on node2"), 4, None),
         (refused("VER001 on node2"), 4, None),
         (refused("GPU006 on node2, NIC001 on node2"), 4, None),
-        # Of three, two agree. Of two, each may be the right one.
+        # Two of three agree. With two, each may be the right one.
         (BITS, 3, Fault("node3", "it computes other bits than its peers")),
         (BITS, 2, None),
         (f"{BITS}; other bits on node2 than on node1 in sum", 4, None),

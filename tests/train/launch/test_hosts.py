@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddpgen.driver.ends import Evidence, Report
 from tests.train.launch.test_driver_link import Recorded
 from train.base import nic
 from train.base.errors import Refusal
@@ -66,6 +67,17 @@ def test_an_elastic_job_begins_with_fewer_hosts(
 ) -> None:
     member = membership(Listed(HOSTS, (least, 3)), "desk", only=only)
     assert (member.min_nodes, member.nodes) == expected
+
+
+def test_a_spare_takes_part_only_if_it_is_named() -> None:
+    listed = Listed(HOSTS, spares=1)
+    first, second, spare = (host.name for host in HOSTS)
+    member = membership(listed, first)
+    assert ([name for name, _ in member.roster], member.min_nodes) == ([first, second], 2)
+    with pytest.raises(Refusal, match=f"without {spare}, this host has nothing to do"):
+        membership(listed, spare)
+    member = membership(listed, spare, only=f"{first},{spare}")
+    assert (member.node_rank, member.nodes) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +167,12 @@ def test_the_driver_gets_the_end_in_a_line_with_its_word(
     ):
         tier.report(outcome)
         assert capsys.readouterr().err == f"ddpgen-end t {{{data}}}\n"
+    refused = ExitReport(69, reason="preflight: GPU006 on laptop; nothing was started")
+    tier.report(refused)
+    fault = Report(False, refused.reason, ("laptop", "GPU006: the GPU driver does not answer"))
+    evidence = Evidence("t")
+    assert not evidence.add(capsys.readouterr().err.rstrip())
+    assert evidence.report == fault
 
 
 class Stopped(Recorded):

@@ -1,4 +1,4 @@
-"""Which bad nodes Slurm leaves out: never so many that the job would wait for ever."""
+"""The bad nodes that Slurm leaves out: never so many that the job would wait for ever."""
 
 from __future__ import annotations
 
