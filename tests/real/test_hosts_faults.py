@@ -189,6 +189,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     assert rig.strays(within=30) == []
 
 
+@pytest.mark.nightly
 def test_a_spare_takes_the_place_of_a_host_whose_gpu_driver_fails_twice(
     rig: Rig, tmp_path: Path
 ) -> None:
