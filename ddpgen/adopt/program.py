@@ -84,7 +84,10 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
         problem = (
             "is Python, of which more is known as a script: its saves, its steps, its exceptions"
         )
-        yield _warning("train.command", problem, f"write script: {words[1]}, and the rest as args")
+        module = re.search(r"^(?:-\w+ )*?-m (\S+)", " ".join(words[1:]))
+        file = next((word for word in words[1:] if not word.startswith("-")), "FILE.py")
+        script = f"module:{module[1]}" if module else file
+        yield _warning("train.command", problem, f"write script: {script}, and the rest as args")
 
 
 def _words(train: Train) -> Iterator[Conflict]:
@@ -109,7 +112,8 @@ def _placeholders(train: Train) -> Iterator[Conflict]:
     fields = {"args": args, "command": train.command, "resume.args": train.resume.args}
     for field, words in fields.items():
         for name in re.findall(r"(?<![{$]){([a-z_]+)}(?!})", " ".join(map(str, words))):
-            remedy = did_you_mean(name, _PLACEHOLDERS)
+            filled = (*_PLACEHOLDERS, "newest") if field == "resume.args" else _PLACEHOLDERS
+            remedy = did_you_mean(name, filled)
             if name == "newest" and field != "resume.args":
                 problem = (
                     "{newest} is filled in in train.resume.args alone, and stays as it is here"
@@ -306,10 +310,15 @@ class _Options(NamedTuple):
 def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
     options = _options(script)
     args = job.train.args
-    if options is None or not isinstance(args, Mapping):
+    if options is None:
         return
-    for name in args:
-        plain = name.removeprefix("no-") if job.train.args_style == "no-prefix" else name
+    given = [(f"train.args.{name}", name) for name in args] if isinstance(args, Mapping) else []
+    for i, word in enumerate(job.train.resume.args):
+        if word.startswith("--"):
+            given.append((f"train.resume.args[{i}]", word[2:].partition("=")[0]))
+    for field, name in given:
+        negated = job.train.args_style == "no-prefix" or field.startswith("train.resume.")
+        plain = name.removeprefix("no-") if negated else name
         known = (
             name in options.names
             if script.settings
@@ -317,7 +326,10 @@ def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
         )
         if not known:
             remedy = did_you_mean(name.replace("_", "-"), options.names)
-            yield _warning(f"train.args.{name}", f"{script.name} has no option --{name}", remedy)
+            problem = f"{script.name} has no option --{name}"
+            yield Conflict((field, field.partition("[")[0]), problem, remedy, fatal=False)
+    if not isinstance(args, Mapping):
+        return
     for name in options.needed:
         if name not in args:
             problem = f"{script.name} wants {name}"

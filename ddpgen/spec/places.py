@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from ddpgen.spec.fields import Refused, Text, did_you_mean, show
 from ddpgen.spec.job import DESTINATION
@@ -33,6 +33,10 @@ _CREDENTIALS = re.compile(
 _ACCESS_POINT = re.compile(
     r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:([a-z0-9-]+[/:])*accesspoint[/:][A-Za-z0-9.-]+(?=/|$)"
 )
+# Letters of ssh(1): options with a value, options without, and those that keep ssh from running a command.
+_SSH_VALUES = "BbcDEeFIiJLlmOoPpQRSwW"
+_SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
+_SSH_NO_COMMAND = "fGnNQsVW"
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
@@ -156,6 +160,8 @@ def program_fault(program: str) -> Refused | None:
     if "/" in program and not program.startswith(("/", "~/")):
         problem = f'"{program}" is another place on every host'
         return Refused(problem, "write a name on the PATH, ~/path or /path")
+    if re.fullmatch("[0-9.]+", program):
+        return Refused(f'"{program}" is a version, and no program', f"write python{program}")
     if "/" not in program and not re.fullmatch("[A-Za-z0-9_.+-]+", program):
         problem = f"{show(program)} is no name of a program"
         return Refused(problem, "write one name on the PATH, without options, ~/path or /path")
@@ -253,6 +259,32 @@ def _destination_fault(destination: str) -> Refused | None:
         return Refused(f"{show(host)} is no address", f"write {DESTINATION.allowed}")
     # An alias in ~/.ssh/config may have any name, such as 2.
     return number_fault(host) if host.count(".") == 3 else None
+
+
+def ssh_options_faults(words: Sequence[str]) -> Iterator[tuple[int, Refused]]:
+    """Yield the faults of words for ssh, each with its index. ssh reads them before the destination, as getopt does."""
+    value_of = ""
+    for i, word in enumerate(words):
+        if value_of:
+            value_of = ""
+            continue
+        match = re.fullmatch(rf"-(?!-)([^{_SSH_VALUES}]*)(.?)(.*)", word, re.DOTALL)
+        if match is None or len(word) < 2:
+            remedy = f'write "-o", "{word}"' if "=" in word else "write options alone"
+            yield i, Refused(f"{show(word)} would be the destination", remedy)
+            return
+        flags, letter, value = match.groups()
+        other = re.sub(f"[{_SSH_FLAGS}]", "", flags)[:1] or (letter if letter in "QW" else "")
+        if other and other in _SSH_NO_COMMAND:
+            yield i, Refused(f"with -{other} ssh runs no command on the host", "leave it out")
+        elif other:
+            yield i, Refused(f"-{other} is no option of ssh", "write one of ssh(1)")
+        elif value.startswith(" "):
+            remedy = f'write two words: "-{letter}", "{value.strip()}"'
+            yield i, Refused(f"{show(word)} is one word with a space in it", remedy)
+        value_of = "" if value else letter
+    if value_of:
+        yield len(words) - 1, Refused(f"-{value_of} has no value", "write it as the next word")
 
 
 def _checked(text: str, fault: Callable[[str], Refused | None]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
@@ -22,6 +22,9 @@ _SCRIPT_ONLY_FIELDS = ("args_style", "workdir", "resume", "guard", "stop")
 MAX_PROCESSES = 1 << 20  # each has a row in the plan
 MAX_PER_PROCESS = 4096  # threads, or processes that prepare its data
 WORKLOADS = ("gpt", "mnist", "toy")
+# Words of a shell's command line that are no programs.
+_BUILTINS = (".", "cd", "eval", "exec", "export", "for", "if", "set", "source", "ulimit", "while")
+_OPERATORS = ("&", "&&", "|", "||", ">", ">>", "2>&1", "<")
 
 # Variables that bash or torchrun set. A value from the spec would be lost, or break the script.
 _SET_BY_BASH = frozenset([
@@ -122,6 +125,7 @@ def _command(train: Train) -> Iterator[Conflict]:
     if not train.command[0]:
         problem = "names no program"
         yield Conflict(("train.command[0]", "train.command"), problem, "write one, like ./train.sh")
+    yield from _shell_words(train.command)
     if len(train.command) == 1 and re.search(r"\s", train.command[0]):
         remedy = 'write a list of words, like [./train.sh, --lr, "0.1"]'
         yield Conflict(("train.command",), "is one word with spaces in it", remedy)
@@ -133,6 +137,21 @@ def _command(train: Train) -> Iterator[Conflict]:
         problem = "what a command saves cannot be seen, and resume does not say how"
         remedy = "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"
         yield Conflict(("train.resume", "train.command"), problem, remedy)
+
+
+def _shell_words(command: Sequence[str]) -> Iterator[Conflict]:
+    """Yield the words that only a shell understands. No shell reads the command."""
+    remedy = 'write a file, or [bash, -c, "…"] with the whole line in quotes'
+    if variable := re.match(r"([A-Za-z_]\w*)=(.*)", command[0], re.DOTALL):
+        problem, remedy = (
+            f"{show(command[0])} is no program",
+            f"write env: {{{variable[1]}: {variable[2]}}}",
+        )
+        yield Conflict(("train.command[0]", "train.command"), problem, remedy)
+    for i, word in enumerate(command):
+        if word in _OPERATORS or (i == 0 and word in _BUILTINS):
+            problem = f"{show(word)} is for a shell, and no shell reads the command"
+            yield Conflict((f"train.command[{i}]", "train.command"), problem, remedy, fatal=not i)
 
 
 def _script(job: JobSpec) -> Iterator[Conflict]:
@@ -155,9 +174,10 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         if train.args_style is None and unclear:
             written = "null" if unclear[0] is None else "false"
             problem = f"is {written}, which scripts take in different ways"
+            no_prefix = "leaves it out" if unclear[0] is None else f"passes --no-{name}"
             remedy = (
                 "set train.args_style: flags leaves it out, "
-                f"equals passes --{name}={unclear[0]}, no-prefix passes --no-{name}"
+                f"equals passes --{name}={unclear[0]}, no-prefix {no_prefix}"
             )
             yield Conflict((f"train.args.{name}", "train.args"), problem, remedy)
     if train.resume.args and not train.resume.exists:
@@ -353,6 +373,13 @@ def _secrets(job: JobSpec) -> Iterator[Conflict]:
             problem = f"{name} is set by bash, torchrun, a scheduler, the host or ddpgen"
             yield Conflict(fields, problem, "take another name")
         listed.add(name)
+
+
+def ssh_options(words: Sequence[str]) -> Iterator[Conflict]:
+    """Check the words for every ssh command of a tier."""
+    for i, fault in places.ssh_options_faults(words):
+        fields = (f"ssh_options[{i}]", "ssh_options")
+        yield Conflict(fields, fault.problem, fault.remedy)
 
 
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:

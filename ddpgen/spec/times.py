@@ -89,7 +89,8 @@ class Steps(Leaf):
     def parse(self, raw: Scalar) -> int:
         refuse_long(raw, self.allowed)
         if raw.tag == "int" and raw.text.isdigit():
-            raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
+            number = raw.text if int(raw.text) >= self.low else "10"
+            raise Refused(f"{raw.text} has no unit", f'write "{number} steps"')
         steps = _steps(raw.text)
         if steps is None or steps < self.low:
             raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.allowed}")
@@ -132,7 +133,8 @@ class StepsOrDuration(Leaf):
         if steps := _steps(raw.text):
             return Period(steps, None)
         if raw.tag == "int" and raw.text.isdigit():
-            remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
+            text = raw.text if int(raw.text) else "5"
+            remedy = f'write "{text} steps", "{text}s" or "{text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
         return Period(None, duration(raw, self.allowed))
 
@@ -156,8 +158,9 @@ def duration(raw: Scalar, allowed: str, minimum: float = 0.001) -> float:
     """Return the seconds in a text like 1h30min, no finer than the options of train allow. Raises Refused."""
     refuse_long(raw, allowed)
     refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
-    if raw.text and decimal(raw.text) is not None:
-        remedy = f'write "{raw.text}s", "{raw.text}min" or "{raw.text}h"'
+    if raw.text and (number := decimal(raw.text)) is not None:
+        text = raw.text if number > 0 else "5"  # with a unit, 0 would be out of range
+        remedy = f'write "{text}s", "{text}min" or "{text}h"'
         raise Refused(f"{raw.text} has no unit", remedy)
     if not _DURATION.fullmatch(raw.text):
         raise Refused(f"{show(raw.text)} is no length of time", f"write {allowed}")

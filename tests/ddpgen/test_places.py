@@ -84,6 +84,12 @@ def bucket_fault(url: str) -> Refused | None:
     return places.bucket_fault(scheme, name)
 
 
+def ssh_words(text: str) -> object:
+    """Return the first fault of words for ssh, which `text` has with commas between them; None without one."""
+    faults = places.ssh_options_faults(text.split(","))
+    return next((fault for _, fault in faults), None)
+
+
 TABLES: list[tuple[Callable[[str], object], str, str]] = [
     (
         places.directory_fault,
@@ -92,7 +98,7 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
     ),
     (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE", "DONE  {checkpoint_dir}/DONE  $X/*/DONE"),
     (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt", ".  {checkpoint_dir}  $X/a.pt"),
-    (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p"),
+    (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p  3.11"),
     (
         places.url_fault,
         ("/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x"
@@ -120,6 +126,11 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "  ssh://me@h:22/  2  me@2  300  1.2"),
         ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  ssh://h:0/  ssh://h:22/x  h/x"
         "  sh://h  ssh://h/x  10.0.0.300  me@10.0.0.011"),
+    ),
+    (
+        ssh_words,
+        "-J,gate  -o,ConnectTimeout=5  -oPort=22,-4,-vv  -p2222,-i,~/.ssh/k  -F,/etc/x  -tt,-A  -vp,22  -o,-x",
+        "-p  -v,-i  gate  -J,gate,b  --  -  -N  -vf  -W,a:1  -Q,key  -Z  -o,A=1,-n",
     ),
     (places.Prefix().parse_text, "a  a/b  runs/steps  step-x  a/stop  lock", "step-000000001  a/step-000000001/b"),
 ]  # fmt: skip

@@ -231,6 +231,9 @@ def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
     assert [each.where for each in both] == ["train.args"] * 2
     assert [each.text.split(";")[0] for each in both] == ["t.py wants config", "t.py wants data"]
     assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
+    (of_resume,) = told(tmp_path, PARSER, "[a.json]\n  resume: {exists: x, args: [y, --dta=1]}")
+    assert of_resume.where == "train.resume.args[1]"
+    assert "data?" in of_resume.text
 
 
 @pytest.mark.parametrize(
@@ -304,6 +307,9 @@ def test_braces_that_are_filled_in_nowhere(tmp_path: Path) -> None:
     assert "train.resume.args" in elsewhere.text
     text = "name: a\ntrain:\n  command: [a.sh]\n  resume: {exists: 'c-*', args: '--go={newest}'}\n"
     assert [*check(read(text.encode(), "a.yaml")["local"].job, tmp_path)] == []
+    text = text.replace("newest", "newst")
+    (misspelt_newest,) = check(read(text.encode(), "a.yaml")["local"].job, tmp_path)
+    assert "newest?" in misspelt_newest.remedy
 
 
 def test_the_warnings_are_shown_where_the_spec_can_be_changed(
@@ -410,6 +416,19 @@ def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
     job = read(with_command(command).encode(), "a.yaml")["local"].job
     found = [each.problem.partition(",")[0] for each in check(job, tmp_path)]
     assert found == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("[python3, -m, pkg.mod, --lr=1]", "module:pkg.mod,"),
+        ("[python3, -u, /t.py, -m, x]", "/t.py,"),
+        ("[python3, -u, -m, pkg.mod]", "module:pkg.mod,"),
+    ],
+)
+def test_python_as_a_command_is_better_a_script(command: str, script: str, tmp_path: Path) -> None:
+    job = read(with_command(command).encode(), "a.yaml")["local"].job
+    assert any(f"write script: {script}" in each.remedy for each in check(job, tmp_path))
 
 
 SKY = """\

@@ -229,6 +229,7 @@ VALUES = [
     (f"steps: {'9' * 5000}", "7:10 train.steps", "long"),
     ("steps: 1:00", "7:10 train.steps", "base 60"),
     ("log_every: 10", "8:14 train.log_every", "unit"),
+    ("log_every: 0", "8:14 train.log_every", '"10 steps"'),
     ("eval_every: 5min", "8:15 train.eval_every", "number of steps"),
     ("find_unused_parameters: 1", "8:27 train.find_unused_parameters", "true nor false"),
     ("precision: FP32", "8:14 train.precision", "fp32?"),
@@ -257,6 +258,8 @@ def test_a_value_that_does_not_fit_is_refused(line: str, where: str, word: str) 
 
 LINES = [
     ("rendezvous: {timeout: 120}", "8:23 rendezvous.timeout", "120min"),
+    ("rendezvous: {timeout: 0}", "8:23 rendezvous.timeout", '"5min"'),
+    ("checkpoint: {every: 0}", "8:21 checkpoint.every", '"5 steps"'),
     ("rendezvous: {timeout: 2:00:00}", "8:23 rendezvous.timeout", "base 60"),
     ("rendezvous: {timeout: 5m}", "8:23 rendezvous.timeout", "length of time"),
     ("rendezvous: {timeout: 0s}", "8:23 rendezvous.timeout", "range"),

@@ -101,6 +101,7 @@ CONFLICTS = [
         "URL",
     ),
     ({"top": "checkpoint: {dir: ~ann/runs}"}, "6:19 checkpoint.dir", "~/path"),
+    ({"top": "python: 3.11"}, "6:9 python.interpreter", "python3.11"),
     ({"top": "python: .venv/bin/python"}, "6:9 python.interpreter", "PATH"),
     ({"top": "checkpoint: {dir: $SCRATCH/ck}"}, "6:19 checkpoint.dir", "$SCRATCH "),
     ({"top": "checkpoint: {dir: '/x/${USER}'}"}, "6:19 checkpoint.dir", "${USER} "),
@@ -132,6 +133,15 @@ UNWISE = [
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),
     ({"train": "momentum: 0.5"}, "12:13 train.momentum", "adamw"),
+    (
+        {
+            "what": "{command: [a,'&&',b], resume: scratch}",
+            "batch": "null",
+            "micro": "null",
+        },
+        "8:15 train.command[1]",
+        "shell",
+    ),
     ({"train": "optimizer: sgd\n  momentum: 1"}, "13:13 train.momentum", "diverges"),
     ({"train": "lr: 11"}, "12:7 train.lr", "every step"),
     ({"train": "weight_decay: 11"}, "12:17 train.weight_decay", "zero"),

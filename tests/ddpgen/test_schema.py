@@ -234,7 +234,7 @@ def test_the_schema_refuses_what_the_reader_refuses(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "preflight: false", "preflight: off", "preflight: {enabled: off}", "python: 3", "env: {A: 1}", "code: [7]",
+        "preflight: false", "preflight: off", "preflight: {enabled: off}", "env: {A: 1}", "code: [7]",
         "checkpoint: {keep: 1_000, shared: yes}", "targets: {local: }", "targets: ",
         "targets: {slurm: {account: 1234, mem: 4000, nodelist: 17, environment: {container: 1}}}",
         "targets: {sky: {cpus: 8, memory: 64, bucket: s3://bucket}}", "targets: {hosts: {hosts: [1, {name: 2}]}}",

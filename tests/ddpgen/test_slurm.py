@@ -13,7 +13,14 @@ from ddpgen.text.shell import sections
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.slurm.directives import directives as slurm_options
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
-from ddpgen.tiers.slurm.notation import ArrayIndices, Dependency, Directive, NodeList
+from ddpgen.tiers.slurm.notation import (
+    ArrayIndices,
+    Constraint,
+    Dependency,
+    Directive,
+    Licenses,
+    NodeList,
+)
 from ddpgen.tiers.slurm.plan import plan
 from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
@@ -152,6 +159,24 @@ REFUSED = [
     ("nodelist: 'n[3-1]'", "9:21 targets.slurm.nodelist", "write 1-3"),
     ("nodelist: 'n[1,2],,m'", "9:21 targets.slurm.nodelist", "empty name"),
     ("exclude: 'n[1-3'", "9:20 targets.slurm.exclude", "node[1-3,7]"),
+    ("nodelist: 'n[1-2]'", "9:21 targets.slurm.nodelist", "nodes: 2"),
+    ("nodelist: n2, exclude: 'n[1-2]'", "9:34 targets.slurm.exclude", "n2"),
+    ("mem: 1G, extra: --mem-per-cpu=1G", "9:27 targets.slurm.extra", "not both"),
+    ("extra: --wait", "9:18 targets.slurm.extra", "end"),
+    ("login: h, ssh_options: [-N]", "9:35 targets.slurm.ssh_options[0]", "no command"),
+    (
+        "environment: {container: {image: x, mounts: '/a:b'}}",
+        "9:55 targets.slurm.environment.container.mounts",
+        "/TARGET",
+    ),
+    (
+        "environment: {container: {image: x, options: --bind /a}}",
+        "9:56 targets.slurm.environment.container.options",
+        '"--bind", "/a"',
+    ),
+    ("constraint: a&&b", "9:23 targets.slurm.constraint", "empty name"),
+    ("constraint: '[a'", "9:23 targets.slurm.constraint", "bracket"),
+    ("licenses: ':1'", "9:21 targets.slurm.licenses", "NAME:NUMBER"),
     ("dependency: afterok", "9:23 targets.slurm.dependency", "afterok:JOB"),
     ("mail_on: SOMETIMES", "9:20 targets.slurm.mail_on", "REQUEUE"),
     (
@@ -249,6 +274,8 @@ NOTATIONS = [
         "a  a,b  n_1.x  node[1-3]  node[01-03,07]-ib,x  rack[1-2]node[1-8]  a*4  hosts/four  /tmp/x",
         "n[  n]  n[]  n[a-b]  n[1,,2]  n[1-2-3]  ,a  a,  *2  a[1]]  -a",
     ),
+    (Constraint(), "a  a&b  a|b  [a|b]  (a|b)&c  [a*2&b*1]  a,b", "a&&b  &a  a|  [a|b  a]  (a]  [|a]"),
+    (Licenses(), "a  a:2  a@s:1,b:3  a:1|b:1", ":1  a:x  a:  a::1  a:1,"),
     (
         Dependency(),
         ("afterok:1  afterok:1:2  afterany:1,afterok:2  afterok:1?afterok:2  after:1+5:2  after:1  aftercorr:3_4"

@@ -34,7 +34,7 @@ SPECS = {
     "sky": f"{SKY}    @\n",
     "sky with a GPU": f"gpus_per_node: 1\n{SKY}    @\n",
     "bucket": f"{BASE}targets:\n  sky:\n    @\n",
-    "requirements": f"{SKY}    requirements:\n    - @\n",
+    "requirements": f"code: sub\n{SKY}    requirements:\n    - @\n",
     "hosts": f"{BASE}targets:\n  hosts:\n    @\n",
     "host": f"{BASE}targets:\n  hosts:\n    hosts:\n    - first\n    - name: second\n      @\n",
     "line of bash": f"{SKY}    setup:\n    - @\npython:\n  activate: [source x]\n",
@@ -387,13 +387,13 @@ constraint: "[rack1*2&rack2*4]"
 constraint: intel&!gpu
 nodelist: n1
 nodelist: 17
-nodelist: n1,n2
-nodelist: n[1-3]
-nodelist: n[01-16,20]
-nodelist: n[1-3],login1
-nodelist: node[001-010,020-030]-ib
-nodelist: n[1-3]*2
-nodelist: rack[1-2]n[1-4]
+nodelist: n1,n2 ;; nodes: 2
+nodelist: n[1-3] ;; nodes: 3
+nodelist: n[01-08,20] ;; nodes: 9
+nodelist: n[1-3],login1 ;; nodes: 4
+nodelist: node[001-005,020-030]-ib ;; nodes: 16
+nodelist: n[1-3]*2 ;; nodes: 3
+nodelist: rack[1-2]n[1-4] ;; nodes: 8
 nodelist: node-a.cluster.lab
 nodelist: ./nodes.txt
 nodelist: /home/me/nodes.txt

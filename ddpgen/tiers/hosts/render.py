@@ -34,6 +34,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         return
     yield from _names(job)
     yield from _numbers(job)
+    yield from rules.ssh_options(job.ssh_options)
     if len(job.hosts) > 1:
         yield from unwise.temporary(
             job, "name a directory that outlives a reboot, like ~/runs/NAME"

@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Text, Value, WholeNumber, setting
+from ddpgen.spec.fields import (
+    Choice,
+    Flag,
+    Refused,
+    Text,
+    Value,
+    WholeNumber,
+    did_you_mean,
+    setting,
+    show,
+)
 from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import Prefix
@@ -30,15 +40,52 @@ _MEMORY = Text(
     rf"{_POSITIVE}([KMGTPkmgtp][BIbi])?\+?", 'GB like "64", "64GB", or "64+" for at least that'
 )
 # A context of Kubernetes may be an ARN, which holds colons and slashes.
-_INFRA = Text(
-    r"([a-z0-9]+|[*])(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*",
-    "a cloud like aws, aws/REGION[/ZONE] or k8s/CONTEXT",
+_INFRA = r"([a-z0-9]+|[*])(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*"
+# The clouds of SkyPilot 0.14 (sky/clouds/), and its other names for two of them.
+_CLOUDS = (
+    "aws", "azure", "cudo", "digitalocean", "do", "fluidstack", "gcp", "hyperbolic", "ibm", "k8s", "kubernetes",
+    "lambda", "mithril", "nebius", "oci", "paperspace", "primeintellect", "runpod", "scp", "seeweb", "shadeform",
+    "slurm", "ssh", "vast", "verda", "vsphere", "yotta",
+)  # fmt: skip
+# [REGISTRY[:PORT]/]NAME[:TAG][@DIGEST], as docker takes it.
+_DOCKER = re.compile(
+    r"docker:([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
 )
 _BUCKET = Text(
     r"(s3|gs|r2|cos|oci|nebius|coreweave|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
     "a bucket like s3://NAME, gs://NAME, r2://NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER",
 )
+
+
+class Infra(Text):
+    """A place for machines: a cloud, its region and zone, a context of Kubernetes."""
+
+    def __init__(self) -> None:
+        super().__init__(_INFRA, "a cloud like aws, aws/REGION[/ZONE] or k8s/CONTEXT")
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        cloud = text.partition("/")[0]
+        if cloud not in (*_CLOUDS, "*"):
+            raise Refused(f"{show(cloud)} is no cloud of SkyPilot", did_you_mean(cloud, _CLOUDS))
+        return text
+
+
+class Image(Text):
+    """An image of the machines: a container's, or one of a cloud."""
+
+    def __init__(self) -> None:
+        super().__init__(r"[A-Za-z0-9][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id")
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        if text.startswith("docker:") and not _DOCKER.fullmatch(text):
+            problem = f"{show(text)} names no image of a container"
+            raise Refused(
+                problem, "write docker:NAME:TAG, or docker:NAME@sha256: and 64 digits of 0 to f"
+            )
+        return text
 
 
 class DiskSize(WholeNumber):
@@ -86,7 +133,7 @@ class SkyJob(JobSpec):
     bucket: Bucket | None = setting(Group(Bucket, shorthand="url"), None)
     accelerators: tuple[str, ...] = setting(Texts(_GPUS), ())
     ordered: bool = setting(Flag(), False)
-    infra: tuple[str, ...] = setting(Texts(_INFRA), ())
+    infra: tuple[str, ...] = setting(Texts(Infra()), ())
     instance_type: str | None = setting(
         Text(r"[A-Za-z0-9][A-Za-z0-9._$-]*", "a cloud's name for a machine, like p4d.24xlarge"),
         None,
@@ -98,9 +145,7 @@ class SkyJob(JobSpec):
     disk_size: int | None = setting(DiskSize(1, 100_000), None)
     disk_tier: str | None = setting(Choice("low", "medium", "high", "ultra", "best"), None)
     network_tier: str | None = setting(Choice("standard", "best"), None)
-    image: str | None = setting(
-        Text(r"[A-Za-z0-9][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id"), None
-    )
+    image: str | None = setting(Image(), None)
     labels: Mapping[str, str] = setting(
         Pairs(r"[A-Za-z][A-Za-z0-9_./-]*", "letters, digits and _./-", Value(allowed="a text")),
         dict,

@@ -23,7 +23,7 @@ from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
-from ddpgen.tiers.sky.requirement import floats, may_bring_others, package
+from ddpgen.tiers.sky.requirement import directory, floats, may_bring_others, package, pins
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -172,8 +172,16 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
             f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
         )
         yield Conflict(("requirements", "checkpoint.dir"), problem, f"add {needed}==VERSION", False)
+    pinned: dict[str, str] = {}
+    for i, name, version in pins(job.requirements):
+        if pinned.setdefault(name, version) != version:
+            problem = f"asks for {name}=={version}, and for {name}=={pinned[name]} above"
+            yield Conflict((f"requirements[{i}]", "requirements"), problem, "keep one of them")
     for i, requirement in enumerate(job.requirements):
         fields = (f"requirements[{i}]", "requirements")
+        if not job.code and (folder := directory(requirement)):
+            problem = f"{folder} is a directory, and only those in code travel"
+            yield Conflict(fields, problem, f"write code: {folder}")
         if floats(requirement):
             problem = f"{requirement} is another version next month, on the machine that takes over"
             yield Conflict(fields, problem, "write NAME==VERSION", False)

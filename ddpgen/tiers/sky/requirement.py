@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 
 from ddpgen.spec.fields import Refused, Text, show
 from ddpgen.spec.yamltree import Scalar
@@ -69,6 +70,21 @@ def package(requirement: str) -> str:
     match = re.match(rf"{_NAME}(?=[^A-Za-z0-9._:/+-]|$)", requirement, re.ASCII)
     archive = re.fullmatch(rf"({_PATH}).*", requirement)
     return match[0].lower() if match and not archive else ""
+
+
+def directory(requirement: str) -> str:
+    """Return the relative directory that the requirement installs; "" if it installs none."""
+    match = re.match(rf"(-e *|--editable(=| +))?(?P<path>{_PATH})(?=[ ;\[]|$)", requirement)
+    path = match["path"].partition("[")[0] if match else ""
+    return "" if path.startswith(("-", "/")) or re.fullmatch(_ARCHIVE, path) else path
+
+
+def pins(requirements: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the index, the package and the version of each requirement of one version on every machine."""
+    for i, requirement in enumerate(requirements):
+        versions = [] if ";" in requirement else _EXACT.findall(_END.split(requirement)[0])
+        if versions and (name := package(requirement)):
+            yield i, re.sub("[-_.]+", "-", name), versions[0]
 
 
 def floats(requirement: str) -> bool:

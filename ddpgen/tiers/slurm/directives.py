@@ -25,6 +25,7 @@ WRITTEN_OPTIONS: Mapping[str, str] = {
     "cpus-per-task": "write cpus_per_proc:",
     "error": "leave it out, so that ddpgen logs shows all; --output=/PATH/%x-%j.log moves the log",
     "exclusive": "write exclusive: true",
+    "help": "leave it out: sbatch would submit nothing",
     "gpus-per-node": "write gpus_per_node:",
     "gpus-per-task": "write gpus_per_node: and gpu_request: gpus-per-task",
     "input": "leave it out: the job reads no input",
@@ -38,10 +39,14 @@ WRITTEN_OPTIONS: Mapping[str, str] = {
     "ntasks-per-node": "write procs_per_node:",
     "open-mode": "leave it out: every start appends to the log",
     "parsable": "leave it out",
+    "quiet": "leave it out: ddpgen launch reads the id of the job",
     "requeue": "write requeues:",
     "signal": "write warning:",
     "test-only": "leave it out, and run sbatch --test-only",
     "time": "write time:",
+    "usage": "leave it out: sbatch would submit nothing",
+    "version": "leave it out: sbatch would submit nothing",
+    "wait": "leave it out, and run sbatch --wait: ddpgen launch would wait for the end",
     "wrap": "leave it out: the job is a script",
 }
 

@@ -18,7 +18,15 @@ from ddpgen.spec.job import Environment, JobSpec
 from ddpgen.spec.places import Destination, EnvironmentPath, HostPath
 from ddpgen.spec.times import ClockTime, Duration
 from ddpgen.spec.yamltree import Scalar
-from ddpgen.tiers.slurm.notation import WORD, ArrayIndices, Dependency, Directive, NodeList
+from ddpgen.tiers.slurm.notation import (
+    WORD,
+    ArrayIndices,
+    Constraint,
+    Dependency,
+    Directive,
+    Licenses,
+    NodeList,
+)
 
 if TYPE_CHECKING:
     from ddpgen.tiers.slurm.site_limits import Limits
@@ -99,12 +107,12 @@ class SlurmJob(JobSpec):
         Choice("gpus-per-node", "gres", "gpus-per-task", "none"), "gpus-per-node"
     )
     gpu_type: str | None = setting(Text(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "a type like a100"), None)
-    constraint: str | None = setting(Directive(), None)
+    constraint: str | None = setting(Constraint(), None)
     nodelist: str | None = setting(NodeList(), None)
     exclude: str | None = setting(NodeList(), None)
     exclude_bad_nodes: bool = setting(Flag(), True)
     reservation: str | None = setting(Directive(), None)
-    licenses: str | None = setting(Directive(), None)
+    licenses: str | None = setting(Licenses(), None)
     dependency: str | None = setting(Dependency(), None)
     array: str | None = setting(ArrayIndices(), None)
     array_parallelism: int | None = setting(WholeNumber(1), None)

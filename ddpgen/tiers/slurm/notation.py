@@ -6,7 +6,10 @@ single quotes, and takes `#` for a comment. Source: sbatch(1).
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
+from collections.abc import Sequence
 
 from ddpgen.spec.fields import Refused, Text, show
 from ddpgen.spec.yamltree import Scalar
@@ -23,6 +26,7 @@ _JOB = r"[1-9][0-9]*(_([0-9]+|[*]))?"
 _CONDITION = (
     rf"(after(:{_JOB}([+][0-9]+)?)+|after(any|burstbuffer|corr|notok|ok)(:{_JOB})+|singleton)"
 )
+_MAX_LISTED = 10_000
 _MAX_INDEX = 4_000_000  # MaxArraySize of slurm.conf is 4000001 at most
 
 
@@ -81,6 +85,56 @@ class Dependency(Directive):
             "afterok:JOB, afterany:JOB:JOB, after:JOB+MINUTES, afternotok:JOB, aftercorr:JOB or singleton, "
             "with `,` between all or `?` between any of several",
         )
+
+
+class Constraint(Directive):
+    """The features that nodes must have: a100&ib, [rack1|rack2]."""
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        if re.search(r"(^|[&|,(\[])([&|,)\]]|$)", text):
+            raise Refused(f"{show(text)} has an empty name", "write a name on each side of & and |")
+        rest = re.sub(r"[^()\[\]]", "", text)
+        while (shorter := re.sub(r"\(\)|\[\]", "", rest)) != rest:
+            rest = shorter
+        if rest:
+            raise Refused(f"{show(text)} has a bracket without its pair", "close each bracket")
+        return text
+
+
+class Licenses(Directive):
+    """Licenses and how many of each: matlab:2,ansys@server:1."""
+
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        for item in re.split("[,|]", text):
+            if not re.fullmatch(r"[^:]+(:[0-9]+)?", item):
+                raise Refused(
+                    f"{show(text)} does not fit", "write NAME or NAME:NUMBER, with `,` between them"
+                )
+        return text
+
+
+def node_names(text: str) -> frozenset[str]:
+    """Return the names in a list of nodes; none if it is a file, or names more than _MAX_LISTED."""
+    names: set[str] = set()
+    for item in re.split(r",(?![^\[]*\])", "" if "/" in text else text):
+        parts = [part for part in re.split(r"\[|\]|[*][0-9]+$", item) if part]
+        choices = [_numbers(part) if f"[{part}]" in item else [part] for part in parts]
+        if math.prod(map(len, choices)) + len(names) > _MAX_LISTED:
+            return frozenset()
+        names |= set(map("".join, itertools.product(*choices))) if choices else set()
+    return frozenset(names)
+
+
+def _numbers(ranges: str) -> Sequence[str]:
+    """Return the numbers of ranges like 01-16,20, with their leading zeros; too many are not listed."""
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        count = range(int(first), int(last or first) + 1)[: _MAX_LISTED + 1]
+        numbers += [f"{number:0{len(first)}}" for number in count]
+    return numbers
 
 
 def _refuse_backwards(text: str) -> None:

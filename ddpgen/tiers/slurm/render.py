@@ -12,14 +12,16 @@ from typing import Any
 
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
-from ddpgen.spec import unwise
+from ddpgen.spec import rules, unwise
+from ddpgen.spec.fields import show
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
-from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.fields import Container, SlurmJob
+from ddpgen.tiers.slurm.notation import node_names
 
 _LEAST_MIB = 256  # of memory, below which Python with torch does not start
 
@@ -30,6 +32,7 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
     yield from _times(job)
     yield from _environment(job)
     yield from _secrets(job)
+    yield from rules.ssh_options(job.ssh_options)
     if job.limits is not None:
         from ddpgen.tiers.slurm import admission
 
@@ -55,8 +58,14 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         if instead := directives.WRITTEN_OPTIONS.get(name):
             problem = f"--{name} is decided by ddpgen"
             yield Conflict((f"extra[{i}]", "extra"), problem, instead)
+        if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
+            problem = f"sbatch takes --{name} or the memory of a node, not both"
+            yield Conflict(
+                (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
+            )
     yield from _gres(job)
     yield from _output(job)
+    yield from _nodes(job)
     if job.gpu_type and not job.gpus_per_node:
         problem = "names a type of GPU, and the job asks for none"
         yield Conflict(("gpu_type",), problem, f"write gpus_per_node: {job.procs_per_node}")
@@ -66,6 +75,20 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
     if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
         problem = "is asked for nowhere with gpu_request: none"
         yield Conflict(("gpu_type", "gpu_request"), problem, "leave one of them out")
+
+
+def _nodes(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield the faults of `nodelist`, in which sbatch sees nodes that the job needs, all at once."""
+    needed = node_names(job.nodelist or "")
+    if len(needed) > job.nodes:
+        problem = (
+            f"lists {len(needed)} nodes, all of which each start needs, and nodes is {job.nodes}"
+        )
+        remedy = f"write nodes: {len(needed)}, or exclude: with the nodes to stay away from"
+        yield Conflict(("nodelist", "nodes"), problem, remedy)
+    if both := needed & node_names(job.exclude or ""):
+        problem = f"{min(both)} is in nodelist as well"
+        yield Conflict(("exclude", "nodelist"), problem, "leave it out of one of them")
 
 
 def _gres(job: SlurmJob) -> Iterator[Conflict]:
@@ -143,6 +166,8 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
 
 def _environment(job: SlurmJob) -> Iterator[Conflict]:
     environment_fields = job.environment
+    if environment_fields.container is not None:
+        yield from _container(environment_fields.container)
     chosen = [name for name in ("conda", "venv", "uv") if getattr(environment_fields, name)]
     if len(chosen) > 1:
         problem = f"{' and '.join(chosen)} are both given"
@@ -152,6 +177,23 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         if path and not path.startswith(("/", "~")):
             problem = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")
+
+
+def _container(container: Container) -> Iterator[Conflict]:
+    """Yield the words for the container's runtime that it would refuse."""
+    for i, mount in enumerate(container.mounts):
+        _, *rest = mount.split(":")
+        # More than one mount, or options with a comma: the runtime's own.
+        if rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/")):
+            problem = f"{show(mount)} is no mount: the target is an absolute path"
+            fields = (f"environment.container.mounts[{i}]", "environment.container.mounts")
+            yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
+    for i, word in enumerate(container.options):
+        if re.match(r"--?[A-Za-z][\w-]* +\S", word):
+            problem = f"{show(word)} is one word with a space in it"
+            fields = (f"environment.container.options[{i}]", "environment.container.options")
+            words = ", ".join(f'"{part}"' for part in word.split())
+            yield Conflict(fields, problem, f"write a list of words: [{words}]")
 
 
 def _secrets(job: SlurmJob) -> Iterator[Conflict]:
