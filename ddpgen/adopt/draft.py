@@ -151,13 +151,17 @@ class Draft:
                 for finding in findings:
                     self.report_lost(0, f"{finding.path}: {finding.problem}", finding.remedy)
                 return text
-            for finding, path in refused_fields:
-                if field := self.fields.pop(path, None):
-                    self.report_lost(
-                        field.line,
-                        f"{finding.path}: {field.value}: {finding.problem}",
-                        finding.remedy,
-                    )
+            # One finding for each field: without a refused item, the others of its list have new places.
+            for path, finding in {path: finding for finding, path in refused_fields}.items():
+                field = self.fields.pop(path)
+                value, item = field.value, re.search(r"\[([0-9]+)\]$", finding.path)
+                if isinstance(value, list) and item and path[0] == "targets":
+                    others = [each for i, each in enumerate(value) if i != int(item[1])]
+                    value = value[int(item[1])]
+                    if others:
+                        self.fields[path] = Field(others, field.line)
+                text = f"{finding.path}: {value}: {finding.problem}"
+                self.report_lost(field.line, text, finding.remedy)
 
     def _refused(self, text: str) -> list[Finding]:
         """Return the errors that `ddpgen validate` would report, without those about files that the spec names."""

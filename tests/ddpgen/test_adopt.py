@@ -589,6 +589,17 @@ def test_a_container_of_the_script_is_the_jobs(
     assert (found.image, found.runtime, found.mounts, found.options) == container
 
 
+def test_a_refused_item_of_a_list_leaves_the_others(run: Run, tmp_path: Path) -> None:
+    command = (
+        "srun --container-image=a/b:1 --container-mounts=$PWD:/w,/a:/b,$PWD/x:/x torchrun t.py"
+    )
+    out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{command}\n")
+    job = read(out.encode(), "a")["slurm"].job
+    assert job.environment.container.mounts == ("/a:/b",)  # type: ignore[attr-defined]
+    assert "mounts[0]: $PWD:/w: " in err
+    assert "mounts[2]: $PWD/x:/x: " in err
+
+
 def test_modules_are_loaded_outside_of_the_container(run: Run, tmp_path: Path) -> None:
     body = "module load a b\nsource out\nsrun apptainer exec i.sif bash -c 'source in && torchrun train.py'"
     out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}\n")
