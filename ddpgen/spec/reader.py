@@ -177,7 +177,7 @@ def _overlays(
 def _locate(conflict: Conflict, root: Table, shared: bool) -> Finding:
     """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first.
 
-    `shared`: False if a field of the overlay comes first.
+    `shared`: False if a field of the overlay comes first. A value of a sweep always comes first.
     """
     in_file = [
         field_path
@@ -186,6 +186,7 @@ def _locate(conflict: Conflict, root: Table, shared: bool) -> Finding:
     ]
     if not shared:
         in_file.sort(key=lambda path: _nearest_node(root, path)[0].path[:1] != ("targets",))
+    in_file.sort(key=lambda path: _nearest_node(root, path)[0].path[:1] != (SWEEP,))
     field_path = in_file[0] if in_file else conflict.fields[0]
     node, depth = _nearest_node(root, field_path)
     path = (*node.path, *_parts(field_path)[depth:])

@@ -155,7 +155,8 @@ def _list(listing: Listing, fields: _Fields) -> Iterator[_Row]:
     for item in listing.items:
         if not isinstance(item, Table) or not item.entries:
             remedy = "write a mapping from fields to values, like {train.lr: 1e-3}"
-            fields.findings.append(yamltree.finding(item, f"is {describe(item)}", remedy))
+            problem = "is empty" if isinstance(item, Table) else f"is {describe(item)}"
+            fields.findings.append(yamltree.finding(item, problem, remedy))
             continue
         name, values = "", {}
         for key, node in item.entries.items():

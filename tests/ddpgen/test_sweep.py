@@ -58,6 +58,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("sweep: {train.script: [a.py, b.py]}", "sweep.train.script", "same program"),
     ("sweep: {'code[0]': [a, b]}", "sweep.code[0]", "item of a list"),
     ("sweep: {train.lr: [1e-2, -1]}", "sweep.train.lr[1]", "above 0"),
+    ("sweep: {train.micro_batch_size: [2, 3]}", "sweep.train.micro_batch_size[1]", "not a multiple"),
+    ("sweep: [{}]", "sweep[0]", "is empty"),
     ("sweep: {train.lrr: [1e-2, 1e-3]}", "sweep.train.lrr", "did you mean lr"),
     ("sweep: {train.lr: [1e-2, 1e-2]}", "sweep", "two points"),
     ("sweep: [{name: a, train.lr: 1}, {name: a, train.lr: 2}]", "sweep[1]", "two points"),
