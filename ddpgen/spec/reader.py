@@ -6,7 +6,7 @@ read the values; rules.py checks the rules between them. Opens no file. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -146,11 +146,9 @@ def _runs_script(root: Table) -> bool:
     return script is not None and not is_null(script)
 
 
-def _overlays(
-    root: Table, findings: list[Finding], tiers: Iterable[str]
-) -> dict[str, Table | None]:
+def _overlays(root: Table, findings: list[Finding], models: Models) -> dict[str, Table | None]:
     """Return the overlay of each tier."""
-    tiers = tuple(tiers)
+    tiers = tuple(models)
     overlays: dict[str, Table | None] = {tiers[0]: None}
     targets = root.entries.get("targets")
     if targets is None or is_null(targets):
@@ -170,8 +168,15 @@ def _overlays(
             overlays[tier] = None
         else:
             remedy = "write the fields that differ"
+            if isinstance(node, Listing) and _list_of(tier, models) != tier:
+                remedy = f"write targets.{_list_of(tier, models)}"
             findings.append(yamltree.finding(node, f"is {describe(node)}", remedy))
     return overlays
+
+
+def _list_of(tier: str, models: Models) -> str:
+    """Return hosts.hosts for a tier with a field of its own name, which is meant more often; else the tier."""
+    return f"{tier}.{tier}" if tier in Group(models[tier]).field_kinds else tier
 
 
 def _locate(conflict: Conflict, root: Table, shared: bool) -> Finding:
@@ -223,7 +228,7 @@ def _group_with_field(models: Models, name: str) -> tuple[str, str]:
     if name in job.field_kinds:
         return "the top level of the spec", name
     if name in models:
-        return f"targets (targets.{name})", ""
+        return f"targets (targets.{_list_of(name, models)})", ""
     tiers = {tier: Group(model) for tier, model in models.items()}
     for tier, group in tiers.items():
         if name in group.field_kinds:

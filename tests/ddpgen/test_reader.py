@@ -267,6 +267,8 @@ LINES = [
     ("rendezvous: {timeout: -5s}", "8:23 rendezvous.timeout", "length of time"),
     ("nodes: 2", "8:8 nodes", "one machine"),
     ("code: ''", "8:7 code", "empty"),
+    ("hosts: [a, b]", "8:1 hosts", "targets.hosts.hosts"),
+    ("targets: {hosts: [a, b]}", "8:18 targets.hosts", "targets.hosts.hosts"),
     ("secrets: [HF-TOKEN]", "8:11 secrets[0]", "name of a variable"),
     ("secrets: [hf_abcdefgh1]", "8:11 secrets[0]", "may hold the secret"),
     ("secrets: [HF_TOKEN=hf_abcdefgh1]", "8:11 secrets[0]", "may hold the secret"),
