@@ -293,7 +293,7 @@ def _number_schema(kind: str) -> dict[str, Any]:
 def refuse_non_number(raw: Scalar, allowed: str) -> None:
     """Raise Refused for a text that only looks like a number, and say how YAML 1.1 reads it."""
     refuse_long(raw, allowed)
-    if raw.quoted:
+    if raw.quoted and (raw.text.startswith("0x") or decimal(raw.text) is not None):
         raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {allowed}")
     if raw.tag == "bool":
         raise Refused(f"YAML reads {raw.text} as {boolean_word(raw.text)}", f"write {allowed}")

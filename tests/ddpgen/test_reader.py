@@ -219,6 +219,8 @@ VALUES = [
     ("lr: .nan", "8:7 train.lr", "not a number"),
     ("lr: 1e999", "8:7 train.lr", "finite"),
     ("lr: '0.1'", "8:7 train.lr", "quotes"),
+    ("lr: '0,1'", "8:7 train.lr", "not a number"),
+    ("steps: '1k'", "7:10 train.steps", "not a whole number"),
     ("lr:", "8:6 train.lr", "null"),
     ("lr: [1]", "8:7 train.lr", "list"),
     ("lr: {a: 1}", "8:7 train.lr", "mapping"),
