@@ -235,7 +235,7 @@ def ours(
     from train.training.data import fetch_batches
 
     directory.mkdir(exist_ok=True, parents=True)
-    trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"))
+    trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"), None)
     trainer.clock = clock or trainer.clock
     trainer.check_repeats()
     trainer.connect()
@@ -252,7 +252,7 @@ def ours(
             hosts={},
             environments={},
         )
-    keys = trainer.fetcher.keys(trainer.own_micro_batches, range(trainer.last_step))
+    keys = trainer.shares.keys(trainer.fetcher, range(trainer.last_step))
     batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=world.device.type == "cuda")
 
     def run(steps: int) -> None:
@@ -291,11 +291,11 @@ def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
     from train.training.data import batch_reader, to_device
 
     never = StopRequest(Path(config.checkpoint_dir, "stop"))
-    trainer = Trainer(config, world, evenly(config, world), never)
+    trainer = Trainer(config, world, evenly(config, world), never, None)
     workload, state = trainer.workload, trainer.state
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
     read = batch_reader(workload.dataset, workload.collate)
-    each, mine = config.micro_batch_size, len(trainer.own_micro_batches)
+    each, mine = config.micro_batch_size, len(trainer.shares.own)
     # As a sampler would: a shuffled epoch, gone through again and again.
     order = torch.randperm(len(workload.dataset)).tolist()
     position = 0
@@ -323,11 +323,13 @@ def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
     return run
 
 
-def evenly(config: Any, world: Any) -> list[range]:
+def evenly(config: Any, world: Any) -> Any:
     """The micro-batches of each rank."""
     from train.training.data import ranges, shares_by_weight
+    from train.training.shares import Shares
 
-    return ranges(shares_by_weight(config.micro_batches, [Fraction(1)] * world.size))
+    counts = shares_by_weight(config.micro_batches, [Fraction(1)] * world.size)
+    return Shares(ranges(counts), world.rank, config)
 
 
 def print_result(result: dict[str, Any]) -> None:

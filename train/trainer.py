@@ -27,7 +27,7 @@ from train.distributed.gradients import AllReduceGradients, Gradients, TreeGradi
 from train.distributed.local_sockets import SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.step_exchange import StepExchange, StepResult
-from train.distributed.timing import StepClock
+from train.distributed.timing import REPORTED, StepClock
 from train.health import phase
 from train.health.phase import NOW, WAITING, doing
 from train.run.config import RunConfig
@@ -42,6 +42,7 @@ from train.training.optim import LearningRate, build_optimizers
 from train.training.profile import Profile
 from train.training.records import Records, StartFacts
 from train.training.run_info import RunInfo
+from train.training.shares import Shares
 from train.workload import Context
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run(info: RunInfo) -> int:
     met = startup.meet(info)
     world, fence = met.world, met.fence
     with doing("building model and data"):
-        trainer = Trainer(config, world, met.rank_micro_batches, met.stop, met.host)
+        trainer = Trainer(config, world, met.shares, met.stop, met.host)
     with (
         startup.end_all_when_fenced_off(info.node),
         startup.open_store(config, directory, fence, world) as remote,
@@ -119,7 +120,6 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `rank_micro_batches`: the range of micro-batches of each rank in a step; `own_micro_batches`: this rank's range.
     `records`: on rank 0 only. `host`: writes this host's status, on the host's first rank; None without node directories.
     `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
     has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint; empty without a checkpoint.
@@ -137,16 +137,11 @@ class Trainer:
     profile: Profile | None = None
 
     def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        ranges: list[range],
-        stop: StopRequest,
-        host: Node | None = None,
+        self, config: RunConfig, world: World, shares: Shares, stop: StopRequest, host: Node | None
     ) -> None:
         """Enter the user's directory, set the seed, build the workload and the optimizers. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
-        self.rank_micro_batches, self.own_micro_batches = ranges, ranges[world.rank]
+        self.shares = shares
         directory = Path(config.checkpoint_dir).absolute()
         if config.code_dir is not None:
             os.chdir(config.code_dir)
@@ -230,26 +225,28 @@ class Trainer:
 
         # The user's code may call collectives on two conditions: `reduction` is `allreduce`, and all ranks have equally
         # many micro-batches. If some ranks had more, they would wait for ever in a step.
-        counts = {*map(len, self.rank_micro_batches)}
-        may_meet = config.reduction == "allreduce" and len(counts) == 1
+        may_meet = config.reduction == "allreduce" and len({*self.shares.counts}) == 1
 
         def compute(batch: Any) -> torch.Tensor:
             return self._loss(model, 0, to_device(batch, device))
 
         self.repeats = repeats.check(model, compute, read, self.world, may_meet)
+        self.shares.balances &= self.repeats  # else a change would change the bits
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
         config, world, model = self.config, self.world, self.workload.model
-        ranges, sockets = self.rank_micro_batches, connect(world)
-        if config.reduction == "tree":
-            self.gradients = tree = TreeGradients(model, world, config, ranges, self.clock)
-            if any(module._buffers for module in model.modules()):
-                reducer = SocketReducer(sockets, ranges, tree.reducer) if sockets else tree.reducer
-                self.buffers = Buffers(model, reducer, self.own_micro_batches, config.micro_batches)
-        else:
+        shares, sockets = self.shares, connect(world)
+        self.exchange = StepExchange(world, shares.own, config.micro_batches, sockets)
+        if config.reduction == "allreduce":
             self.gradients = AllReduceGradients(model, world, config, self.clock)
-        self.exchange = StepExchange(world, self.own_micro_batches, config.micro_batches, sockets)
+            return
+        self.gradients = tree = TreeGradients(model, world, config, shares.ranges, self.clock)
+        shares.parts = [self.exchange, tree]
+        if any(module._buffers for module in model.modules()):
+            sums = SocketReducer(sockets, shares.ranges, tree.reducer) if sockets else tree.reducer
+            self.buffers = Buffers(model, sums, shares.own, config.micro_batches)
+            shares.parts += [self.buffers, *([sums] if isinstance(sums, SocketReducer) else ())]
 
     def open_records(
         self,
@@ -271,7 +268,7 @@ class Trainer:
             plan=self.plan,
             settings=self.settings,
             last_step=self.last_step,
-            rank_micro_batches=self.rank_micro_batches,
+            shares=self.shares,
             repeats=self.repeats,
             accepted=self.accepted,
             earlier=self.earlier,
@@ -292,7 +289,7 @@ class Trainer:
             self._settle_buckets()
         batches = fetch_batches(
             self.fetcher,
-            self.fetcher.keys(self.own_micro_batches, range(self.state.step, self.last_step)),
+            self.shares.keys(self.fetcher, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,
@@ -320,6 +317,8 @@ class Trainer:
             NOW.name = phase.RECORDS
             if self.records is not None:
                 self.records.stepped(self.state, result, lr)
+            if self.shares.stepped(self.state.step, result.rank_times) and self.records is not None:
+                self.records.shared_out(self.state.step)
             self._commit(self._evaluation_is_due() and self.evaluate())
         return outcome
 
@@ -354,8 +353,8 @@ class Trainer:
         if buffers is not None:
             buffers.begin()
         losses: list[torch.Tensor] = []
-        for v in self.own_micro_batches:
-            last = v == self.own_micro_batches[-1]
+        for v in self.shares.own:
+            last = v == self.shares.own[-1]
             with nullcontext() if last else self.gradients.ddp.no_sync():
                 NOW.name = phase.DATA
                 with self.clock.batch():
@@ -397,10 +396,11 @@ class Trainer:
         return result
 
     def _own_times(self) -> list[float]:
-        """Return this rank's times in every `log_every`th step, else []. On a GPU it is always [], because a GPU computes
+        """Return this rank's times if they are due, else []. On a GPU they are zeros, because a GPU computes
         asynchronously."""
-        due = (self.state.step + 1) % self.config.log_every == 0
-        return self.clock.report() if due and self.world.device.type == "cpu" else []
+        if not self.shares.times_due(self.state.step + 1):
+            return []
+        return self.clock.report() if self.world.device.type == "cpu" else [0.0] * REPORTED
 
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, if there is one, and record the metrics. Returns whether they are the
@@ -511,7 +511,7 @@ class Trainer:
         """
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
         steps = range(self.state.step, self.state.step + 1)
-        first = next(self.fetcher.keys(self.own_micro_batches, steps))
+        first = next(self.fetcher.keys(self.shares.own, steps))
         batch = to_device(self.fetcher[first], self.world.device)
         self.gradients.ddp.train()
         with self.autocast():

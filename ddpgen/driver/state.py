@@ -36,6 +36,7 @@ class JobState:
     steps_per_s: float | None = None
     slow: tuple[str, float] | None = None  # slowest rank; the part of a step others wait for it
     waiting: Sequence[float] = ()  # by rank: the part of a step in which it waits for others
+    shares: Sequence[int] = ()  # by rank: its micro-batches of a step
     batch_wait: float = 0.0  # the largest part of a step in which a rank waits for a batch
     unit: str = ""  # samples or tokens: the unit of units_per_step
     units_per_step: int = 0
@@ -112,6 +113,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         steps_per_s=_number(progress.get("steps_per_s")),
         slow=_slow(progress.get("slow")),
         waiting=_numbers(progress.get("waiting")),
+        shares=tuple(map(int, _numbers(progress.get("shares")))),
         batch_wait=_number(progress.get("batches")) or 0.0,
         unit=printable(unit) if isinstance(unit, str) else "",
         units_per_step=_integer(progress.get("units_per_step")) or 0,

@@ -93,7 +93,11 @@ def read(directory: Path) -> Run:
     manifest = mapping(_text(directory / "manifest.json"))
     lines = _text(directory / "metrics.jsonl").splitlines()
     # Rows of these kinds come between two steps and take no time.
-    rows = [row for row in map(mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
+    rows = [
+        row
+        for row in map(mapping, lines)
+        if row.get("kind") not in ("ranks", "shares", "checkpoint")
+    ]
     step_times, attempt = _newest_start(rows)
     starts = [row for row in (manifest, *rows) if "world_size" in row and _start(row) == attempt]
     settings, facts = manifest.get("settings"), manifest.get("facts")

@@ -50,6 +50,7 @@ class RunFacts(TypedDict, total=False):
     time_left_s: int
     slow_rank: SlowRank
     waiting: list[float]
+    micro_batches: list[int]
     restarts: int
     newest_checkpoint: int | str
     weights: str
@@ -129,6 +130,7 @@ class Report(NamedTuple):
             if running and state.slow
             else None,
             "waiting": [round(part, 3) for part in state.waiting] if running else None,
+            "micro_batches": list(state.shares) if running else None,
             "restarts": state.restarts or None,
             "newest_checkpoint": saved,
             "weights": weights,
@@ -153,6 +155,7 @@ class Report(NamedTuple):
             "speed": _speed_words(facts),
             "time left": clock(facts["time_left_s"]) if "time_left_s" in facts else None,
             "waiting": _waiting_words(self.state) if "waiting" in facts else None,
+            "micro-batches": _micro_batch_words(facts.get("micro_batches", [])),
             "slow rank": _slow_words(facts.get("slow_rank")),
             "restarts": facts.get("restarts"),
             "newest checkpoint": _newest_checkpoint(self.state),
@@ -266,6 +269,16 @@ def _waiting_words(state: JobState) -> str | None:
     ranks = f"ranks 0 to {len(parts) - 1}" if len(parts) > 1 else "rank 0"
     batches = f"; for batches up to {state.batch_wait:.0%}" if state.batch_wait >= 0.01 else ""
     return f"{waits} of a step for others ({ranks}){batches}"
+
+
+def _micro_batch_words(counts: Sequence[int]) -> str | None:
+    """Return the micro-batches of each rank, or the smallest and largest number; None if all have the same number."""
+    if len(set(counts)) < 2:
+        return None
+    numbers = " ".join(map(str, counts))
+    if len(counts) > _MAX_RANKS:
+        numbers = f"{min(counts)} to {max(counts)}"
+    return f"{numbers} a step (ranks 0 to {len(counts) - 1})"
 
 
 def _slow_words(slow: Mapping[str, Any] | None) -> str | None:

@@ -38,7 +38,7 @@ def at_120(attempt: str = "a") -> str:
     slow = {"name": "rank 1", "cost": 0.25}
     rows = [
         row("step", 119, attempt, loss=2.75), row("step", 120, attempt, loss=2.5), row("eval", 120, attempt, loss=1.0),
-        row("ranks", 120, attempt, seconds=0.5, waiting=[], batches=[0], slow=slow),
+        row("ranks", 120, attempt, seconds=0.5, waiting=[], batches=[0], slow=slow, shares=[5, 3]),
     ]  # fmt: skip
     return progress(rows, last_step=400, unit="tokens", units_per_step=1000)
 
@@ -280,8 +280,8 @@ def test_the_texts_of_every_state(golden: Callable[[str, str], None]) -> None:
     "facts",
     [
         {"newest": "x", "progress": "{", "lock": "[]", "saves": "{\t[]"},
-        {"slurm-job": "4711; rm", "progress": '{"step": "9", "loss": true, "losses": 7, "waiting": {}}'},
-        {"progress": '{"evaluation": [], "slow": 7, "losses": [[]], "waiting": ["x"], "unit": {}}'},
+        {"slurm-job": "4711; rm", "progress": '{"step": "9", "loss": true, "losses": 7, "waiting": {}, "shares": {"1": 2}}'},
+        {"progress": '{"evaluation": [], "slow": 7, "losses": [[]], "waiting": ["x"], "shares": [[1]], "unit": {}}'},
         {"progress": '{"step": true, "last_step": false, "units_per_step": true}'},
     ],
 )  # fmt: skip

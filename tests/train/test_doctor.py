@@ -75,7 +75,9 @@ def test_a_healthy_run_is_0_and_a_table(tmp_path: Path, ask: Ask) -> None:
     [
         ({"slow": {"name": "rank 1 on b\x1b[2J", "cost": 0.31}}, "The others wait 31% of each step for rank 1 on b\\x1b[2J."),
         ({"waiting": [0.7, 0.8], "seconds": 1.0}, "Every rank waits 70% of each step"),
-        ({"waiting": [0.1, 0.8], "seconds": 1.0}, ""),
+        ({"waiting": [0.1, 0.8], "seconds": 1.0, "shares": [4, 4]}, ""),
+        ({"waiting": [0.1, 0.1], "seconds": 1.0, "shares": [3, 5]}, "The ranks compute 3, 5 micro-batches of a step.\n"),
+        ({"slow": {"name": "rank 1", "cost": 0.2}, "shares": [7, 1]}, "7, 1 micro-batches of a step. The others wait 20%"),
         ({"slow": {"name": "rank 1", "cost": "much"}}, ""),
         ({"waiting": [], "seconds": 0}, ""),
     ],

@@ -36,12 +36,15 @@ def test_it_says_how_the_run_stands(tmp_path: Path) -> None:
     assert read(tmp_path) == {"attempt": "a", "last_step": 40, "unit": "tokens"}
     for step in range(1, 5):
         file.add_row(row("step", step, 10.0 + 2 * step, loss=step / 2))
-    file.add_row(row("ranks", 4, 18.5, seconds=0.5, waiting=[0.1, 0.6], batches=[0.0, 0.05]))
+    file.add_row(
+        row("ranks", 4, 18.5, seconds=0.5, waiting=[0.1, 0.6], batches=[0.0, 0.05], shares=[4, 4])
+    )
+    file.add_row(row("shares", 4, 18.5, shares=[5, 3]))
     file.add_row(row("eval", 4, 25.0, loss=0.25, f1="nan", confusion=[[1, 2], [3, 4]]))
     assert read(tmp_path) == {
         "attempt": "a", "last_step": 40, "unit": "tokens", "step": 4, "time": 18.0, "loss": 2.0,
         "losses": [0.5, 1.0, 1.5, 2.0], "steps_per_s": 0.5, "step_s": 2.0, "longest_step_s": 7.0,
-        "waiting": [0.2, 1.0], "batches": 0.1, "evaluation": {"step": 4, "loss": 0.25},
+        "waiting": [0.2, 1.0], "batches": 0.1, "shares": [5, 3], "evaluation": {"step": 4, "loss": 0.25},
     }  # fmt: skip
     file.add_row(row("stopped", 4, 37.5))
     assert read(tmp_path)["write_s"] == 12.5

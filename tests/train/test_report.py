@@ -169,6 +169,23 @@ def test_without_matplotlib_the_page_has_all_but_the_curves(
     assert "crashed or killed" in text
 
 
+def test_micro_batches_that_moved_have_a_table_and_others_none() -> None:
+    assert "moved between ranks" not in page(whole(), "job")
+    rows = [
+        row("start", 0, 1.0),
+        row("shares", 7, 2.0, shares=[5, 3]),
+        row("shares", 8, 2.0, shares="x"),
+    ]
+    text = page(history(rows), "job")
+    assert "<h2>Micro-batches that moved between ranks</h2>" in text
+    assert "<th>from step</th>\n<th>rank 0</th><th>rank 1</th></tr>" in text
+    assert text.count("<tr><td>8</td><td>5</td><td>3</td></tr>") == 1
+    many = [row("shares", n, 2.0, shares=[5, 3]) for n in range(60)]
+    text = page(history([rows[0], *many]), "job")
+    assert "the last 50 of 60 changes" in text
+    assert ("<tr><td>10</td>" in text, "<tr><td>11</td>" in text) == (False, True)
+
+
 def test_a_run_without_a_step_has_a_page() -> None:
     text = page(history([row("start", 0, 1.0)]), "job")
     assert "<svg" not in text

@@ -28,12 +28,13 @@ def test_a_clock_tells_waiting_from_computing(monkeypatch: pytest.MonkeyPatch) -
     time = Time()
     monkeypatch.setattr(timing, "time", time)
     clock = StepClock()
-    assert clock.report() == [0, 0, 0]
+    assert clock.report() == [0, 0, 0, 0]
     for _ in range(2):
         clock.begin()
-        with clock.batch():
-            time.now += 1
-        time.now += 3  # forward and backward
+        for _ in range(2):
+            with clock.batch():
+                time.now += 0.5
+            time.now += 1.5  # forward and backward
         clock.ready()
         time.now += 0.5  # the rest of the reduction
         clock.reduced()
@@ -41,8 +42,8 @@ def test_a_clock_tells_waiting_from_computing(monkeypatch: pytest.MonkeyPatch) -
             time.now += 0.25  # the exchange
         clock.end()
         time.now += 60  # an evaluation: no part of a step
-    assert clock.report() == [4.75, 0.75, 1]
-    assert clock.report() == [0, 0, 0]
+    assert clock.report() == [4.75, 0.75, 1, 2]
+    assert clock.report() == [0, 0, 0, 0]
 
 
 def test_without_a_gradient_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,7 @@ def test_without_a_gradient_there_is_nothing_to_wait_for(monkeypatch: pytest.Mon
     time.now += 1
     clock.reduced()
     clock.end()
-    assert clock.report() == [1, 0, 0]
+    assert clock.report() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -108,5 +109,5 @@ def test_a_rank_with_a_larger_share_is_told_of_that() -> None:
         "it has 3 micro-batches of a step and others 2: choose a global_batch_size that is "
         "shared out evenly"
     )
-    alone = "see what else runs there; on the tier hosts, share: gives a slower host fewer micro-batches"
+    alone = "see what else runs there; on the tier hosts, share: auto gives a slower host fewer micro-batches"
     assert remedy(2, [3, 3, 2]) == remedy(1, [3, 3]) == alone

@@ -41,6 +41,7 @@ class Scripted(Trainer):
         self.learning_rate: Any = SimpleNamespace(set_for=lambda step: 0.1)
         self.gradients: Any = SimpleNamespace(ddp=SimpleNamespace(train=list))
         self.seen: list[tuple[int, float]] = []
+        self.shares: Any = SimpleNamespace(stepped=lambda step, times: False)
         self.records: Any = SimpleNamespace(
             stepped=lambda state, result, lr: self.seen.append((state.step, result.loss)),
             commit=lambda state, is_best: None,
@@ -97,8 +98,8 @@ def test_a_step_says_what_it_does_and_when_it_waits(
 
     monkeypatch.setattr(NOW, "name", "before")
     trainer: Any = Scripted()
-    trainer.own_micro_batches = range(1)
-    trainer.config.elastic, trainer.config.log_every = False, 10
+    trainer.shares = SimpleNamespace(own=range(1), times_due=lambda step: False)
+    trainer.config.elastic = False
     trainer.clock = StepClock()
     trainer.stop = SimpleNamespace(by_file=False, by_signal=False)
     trainer.gradients = SimpleNamespace(

@@ -51,6 +51,11 @@ class Buffers:
             i for i, (module, _) in enumerate(self._names) if isinstance(module, _NormBase)
         }
 
+    def assign(self, ranges: Sequence[range], rank: int) -> None:
+        """From the next step on, the ranks have these micro-batches."""
+        self._known_sums.assign(ranges[rank])
+        self._new_sums.assign(ranges[rank])
+
     def begin(self) -> None:
         self._known_sums.reset()
         self._new_sums.reset()

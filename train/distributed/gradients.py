@@ -74,11 +74,19 @@ class TreeGradients:
         self._parameters = [p for _, p in self._named_parameters]
         _refuse_sparse(model)
         self._zeros = config.find_unused_parameters
+        self._layout = world.layout
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
         self.reducer = connect_reducer(world, ranges)
         self.ddp = wrap(model, world, config, broadcast_buffers=False)
         hook = tree_hook(self.reducer, self._sums, self._parameters, clock.ready)
         self.ddp.register_comm_hook(None, hook)
+
+    def assign(self, ranges: Sequence[range], rank: int) -> None:
+        """From the next step on, the ranks have these micro-batches."""
+        self._sums.assign(ranges[rank])
+        if len(ranges) > 1:
+            stages = [stage for _, stage in plan_stages(ranges, self._layout, rank)]
+            self.reducer.assign(stages, plain_sum_is_the_tree(ranges))
 
     def begin(self) -> None:
         """Before the first micro-batch of a step."""

@@ -110,6 +110,10 @@ class SocketReducer:
     def __init__(self, sockets: LocalSockets, ranges: Sequence[range], fallback: Reducer) -> None:
         """`fallback` reduces tensors that are too large, not on the CPU, or not of doubles."""
         self._sockets, self._fallback = sockets, fallback
+        self.assign(ranges)
+
+    def assign(self, ranges: Sequence[range], rank: int = 0) -> None:
+        """From the next step on, the ranks have these micro-batches."""
         leaves = ranges[-1].stop
         self._stage = tree.stage([tree.fold_of_rank(r, leaves).nodes for r in ranges], leaves)
 

@@ -15,7 +15,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +75,12 @@ class LocalSums:
     """Adds up this rank's micro-batches in tree order, and keeps at most log2 V partial sums."""
 
     def __init__(self, own_micro_batches: range, leaves: int) -> None:
-        self._fold = tree.fold_of_rank(own_micro_batches, leaves)
+        self._leaves = leaves
+        self.assign(own_micro_batches)
+
+    def assign(self, own_micro_batches: range) -> None:
+        """From the next step on, add up these micro-batches."""
+        self._fold = tree.fold_of_rank(own_micro_batches, self._leaves)
         self._rows: dict[int, list[torch.Tensor | None]] = {}
         self._next = 0
 
@@ -134,6 +139,13 @@ class TreeReducer:
         if self._levels and self._stream is None:
             self._worker = threading.Thread(target=self._work, name="reduce", daemon=True)
             self._worker.start()
+
+    def assign(self, stages: Sequence[tree.Stage], shortcut: bool) -> None:
+        """Between two steps: take the exchanges of other ranges. The process groups stay."""
+        self._shortcut = shortcut
+        self._levels = [
+            replace(level, stage=stage) for level, stage in zip(self._levels, stages, strict=True)
+        ]
 
     def reduce(
         self, rows: Tensors, out: torch.Tensor, last: bool = False

@@ -7,6 +7,7 @@ the computation hides its latency.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,10 @@ class StepExchange:
         self._vector: torch.Tensor | None = None
         self._per_rank = 0
         self._work: dist.Work | Message | None = None
+
+    def assign(self, ranges: Sequence[range], rank: int) -> None:
+        """From the next step on, the ranks have these micro-batches."""
+        self._own_micro_batches = ranges[rank]
 
     def add_losses(self, losses: list[torch.Tensor]) -> None:
         """Take this rank's losses, before the last backward pass. A GPU copies them while the host goes on."""

@@ -17,20 +17,31 @@ from typing import NamedTuple
 # A rank is named if it computes longer than the others by this part of a step, in so many reports in a row.
 SLOW = 0.10
 REPORTS = 3
+# The numbers of a report: see StepClock.report.
+REPORTED = 4
 
 
 class StepTimes(NamedTuple):
-    """Seconds that `steps` steps took: in total, waiting for ranks, waiting for batches."""
+    """Seconds that `steps` steps took: in total, waiting for ranks, waiting for batches; and in `micro_batches`
+    micro-batches, from the beginning of the step to the last gradient."""
 
     steps: int
     total: float
     waiting: float
     batches: float
+    micro_batches: int
+    computing: float
 
     def mean_since(self, before: StepTimes) -> list[float]:
-        """Return the mean seconds of a step since `before`, in the order of the fields; zeros if there was no step."""
+        """Return the mean seconds of a step since `before`: total, waiting, batches; zeros if there was no step."""
         steps = max(1, self.steps - before.steps)
-        return [(now - was) / steps for now, was in zip(self[1:], before[1:], strict=True)]
+        return [(now - was) / steps for now, was in zip(self[1:4], before[1:4], strict=True)]
+
+    def of_micro_batch_since(self, before: StepTimes) -> float:
+        """Return the mean seconds of a micro-batch since `before`; 0 if there was none."""
+        return (self.computing - before.computing) / max(
+            1, self.micro_batches - before.micro_batches
+        )
 
 
 class StepClock:
@@ -38,12 +49,13 @@ class StepClock:
 
     def __init__(self) -> None:
         self._step_started_at = self._ready_at = 0.0
-        self._steps = 0
-        self._total = self._waiting = self._batches = 0.0
+        self._steps = self._micro_batches = self._in_step = 0
+        self._total = self._waiting = self._batches = self._computing = 0.0
         self._reported = self.totals()
 
     def begin(self) -> None:
         """A step begins."""
+        self._in_step = 0
         self._step_started_at = time.perf_counter()
 
     def end(self) -> None:
@@ -59,6 +71,8 @@ class StepClock:
         """The backward pass is over."""
         if self._ready_at:
             self._waiting += time.perf_counter() - self._ready_at
+            self._computing += self._ready_at - self._step_started_at
+            self._micro_batches += self._in_step
             self._ready_at = 0.0
 
     @contextmanager
@@ -74,18 +88,21 @@ class StepClock:
         began = time.perf_counter()
         yield
         self._batches += time.perf_counter() - began
+        self._in_step += 1
 
     def report(self) -> list[float]:
-        """Return the mean seconds of a step since the last report: in total, waiting for ranks, waiting for batches.
+        """Return the mean seconds of a step since the last report: in total, waiting for ranks, waiting for batches; and
+        the mean seconds of a micro-batch.
 
         Zeros before the first step.
         """
         before, self._reported = self._reported, self.totals()
-        return self._reported.mean_since(before)
+        return [*self._reported.mean_since(before), self._reported.of_micro_batch_since(before)]
 
     def totals(self) -> StepTimes:
         """Return the times of all steps so far."""
-        return StepTimes(self._steps, self._total, self._waiting, self._batches)
+        spent = self._total, self._waiting, self._batches
+        return StepTimes(self._steps, *spent, self._micro_batches, self._computing)
 
 
 @dataclass(frozen=True)
@@ -106,14 +123,22 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
     return Slow(rank, cost) if cost > SLOW else None
 
 
-def remedy(rank: int, shares: Sequence[int]) -> str:
-    """Return the remedy for a slow rank, in words. `shares`: the number of micro-batches of each rank."""
+def remedy(rank: int, shares: Sequence[int], balances: bool = False) -> str:
+    """Return the remedy for a slow rank, in words.
+
+    `shares`: the number of micro-batches of each rank. `balances`: they have been balanced as far as that is possible.
+    """
+    if balances:
+        return (
+            f"share: auto has {sum(shares)} micro-batches a step to move, and {shares[rank]} of them are there: fewer "
+            "samples in micro_batch_size give it more of them (in a new run), or see what else runs there"
+        )
     if shares[rank] > min(shares):
         return (
             f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: choose a global_batch_size that is "
             "shared out evenly"
         )
-    return "see what else runs there; on the tier hosts, share: gives a slower host fewer micro-batches"
+    return "see what else runs there; on the tier hosts, share: auto gives a slower host fewer micro-batches"
 
 
 class SlowRanks:

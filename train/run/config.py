@@ -61,6 +61,7 @@ class RunConfig:
     world_size: int | None
     shares: tuple[int, ...] | None
     weight: Fraction
+    balance: bool
     elastic: bool
     rendezvous_timeout: float
     collective_timeout: float
@@ -108,6 +109,8 @@ def parse(argv: Sequence[str]) -> RunConfig:
         parser.error(
             "--elastic leaves the number of processes open, --world-size and --shares fix it"
         )
+    if config.balance and config.reduction != "tree":
+        parser.error("--balance needs --reduction=tree, whose result depends on no process' part")
     if config.shares is not None and sum(config.shares) != config.micro_batches:
         parser.error(
             f"--shares has to add up to the {config.micro_batches} micro-batches of a step"
@@ -157,6 +160,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=_fraction,
         default=Fraction(1),
         help="this process' part of a step: 3 or 1/2",
+    )
+    add(
+        "--balance",
+        action="store_true",
+        help="move micro-batches from slow processes to fast ones while the training runs",
     )
     add("--elastic", action="store_true", help="hosts may come and go; SIGTERM says that they do")
     add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")

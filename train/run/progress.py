@@ -37,6 +37,7 @@ class ProgressFile:
     - `longest_step_s`: the longest of the newest steps, with the work before the next one
     - `write_s`: seconds for the last checkpoint of a start
     - `waiting`, `batches`: the waits of the ranks and the longest wait for a batch, as parts of a step
+    - `shares`: the number of micro-batches of each rank
     - `slow`: the name of the rank for which the others wait, and its cost
     """
 
@@ -71,10 +72,12 @@ class ProgressFile:
             facts["waiting"] = [round(min(1.0, each / step_s), 4) for each in row["waiting"]]
             facts["batches"] = round(min(1.0, max(row["batches"]) / step_s), 4)
             facts["slow"] = row.get("slow")
+        if kind in ("ranks", "shares"):
+            facts["shares"] = row.get("shares")
         if kind in ("step", "eval", "stopped", "done"):
             self._time(row["time"], ends=kind in ("stopped", "done"))
         now = self._clock()
-        if kind in ("step", "ranks", "checkpoint") and now - self._written_at < _PERIOD_S:
+        if kind in ("step", "ranks", "shares", "checkpoint") and now - self._written_at < _PERIOD_S:
             return
         self._written_at = now
         over_steps = {

@@ -159,19 +159,26 @@ def _newest_checkpoint(directory: Path) -> int | None:
 
 
 def _pace(directory: Path) -> str:
-    """A sentence on the newest times of the ranks, if the others wait for one or all wait for the network; else ""."""
+    """Say what the newest times of the ranks show: an uneven split, a rank that the others wait for, or a slow network.
+
+    Returns "" if they show none of these.
+    """
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         with open_file(directory / "metrics.jsonl") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             lines = [line for line in file.read().splitlines() if b'"kind": "ranks"' in line]
         row = json.loads(lines[-1]) if lines else {}
+        counts, split = row.get("shares") or [0], ""
+        if len(set(counts)) > 1:
+            split = f"The ranks compute {', '.join(map(str, counts))} micro-batches of a step. "
         if slow := row.get("slow"):
-            return f"The others wait {slow['cost']:.0%} of each step for {slow['name']}."
+            return f"{split}The others wait {slow['cost']:.0%} of each step for {slow['name']}."
         if row and (part := min(row["waiting"]) / row["seconds"]) > _NETWORK_BOUND:
             return (
-                f"Every rank waits {part:.0%} of each step for the exchange with the others: the network is the limit "
+                f"{split}Every rank waits {part:.0%} of each step for the exchange with the others: the network is the limit "
                 "(ddpgen probe measures it)."
             )
+        return split.strip()
     return ""
 
 

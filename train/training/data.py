@@ -29,6 +29,8 @@ from train.training import rng
 from train.workload import Dataset
 
 _BLOCK = 2048
+# A data worker has this many batches to fetch: torch's default, written down because train/training/shares.py counts on it.
+PREFETCHED = 2
 
 
 class SampleOrder:
@@ -225,6 +227,7 @@ def fetch_batches(
         batch_size=None,
         sampler=keys,
         num_workers=workers,
+        prefetch_factor=PREFETCHED,
         timeout=timeout_s,
         pin_memory=pin_memory,
         worker_init_fn=functools.partial(_prepare_worker, threads),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError
+from train.base.words import first_few
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
 from train.checkpoint.state import State
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from train.distributed.step_exchange import StepResult
     from train.run.config import RunConfig
     from train.training.data import BatchPlan
+    from train.training.shares import Shares
     from train.workload import Workload
 
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 class StartFacts:
     """A start of a run, as manifest.json and the checkpoints describe it.
 
-    `rank_micro_batches`: those of a step, for each rank. `repeats`: whether a micro-batch gives the same bits when it
+    `shares`: the micro-batches of each rank in a step. `repeats`: whether a micro-batch gives the same bits when it
     is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
     before this one, as the checkpoint names them. `checkpoint_host`: the host that had it, "" if it is this one.
     `hosts` and `environments` are entries of manifest.json under these names.
@@ -56,7 +58,7 @@ class StartFacts:
     plan: BatchPlan
     settings: Mapping[str, Any]
     last_step: int
-    rank_micro_batches: Sequence[range]
+    shares: Shares
     repeats: bool
     accepted: Sequence[str]
     earlier: Sequence[Mapping[str, Any]]
@@ -87,7 +89,7 @@ class Records:
         self._started_at = time.monotonic()
         self._warned = False
         self._names, self._slow_ranks = facts.rank_names, SlowRanks()
-        self._shares = [len(part) for part in facts.rank_micro_batches]
+        self._shares, self._log_every = facts.shares, facts.config.log_every
         self._has_last = True
         self._ending: dict[str, Any] = {}
         config, world, workload = facts.config, facts.world, facts.workload
@@ -147,7 +149,8 @@ class Records:
         first, end = self._plan.span(state.step - 1)
         self._ending["loss"] = loss = result.loss
         self._write_row("step", state.step, loss=loss, lr=lr, samples=[first, end])
-        if result.rank_times and any(step_s for step_s, _, _ in result.rank_times):
+        due = state.step % self._log_every == 0
+        if due and result.rank_times and all(times[0] for times in result.rank_times):
             self._record_ranks(state.step, result.rank_times)
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
@@ -163,20 +166,31 @@ class Records:
     def _record_ranks(self, step: int, rank_times: list[list[float]]) -> None:
         step_s = max(rank[0] for rank in rank_times)
         waiting, batches = ([round(rank[n], 6) for rank in rank_times] for n in (1, 2))
-        slow = self._slow_ranks.observe(step_s, waiting)
+        counts, balances = self._shares.counts, self._shares.balances
+        slow = self._slow_ranks.observe(step_s, waiting) if self._shares.settled else None
         if slow is not None:
             self.say(
                 f"{self._names[slow.rank]} computes longer than the others, which wait {slow.cost:.0%} of each "
-                f"step for it; {remedy(slow.rank, self._shares)}"
+                f"step for it; {remedy(slow.rank, counts, balances)}"
             )
         values: dict[str, Any] = {
             "seconds": round(step_s, 6),
             "waiting": waiting,
             "batches": batches,
+            "shares": counts,
         }
         if (named := self._slow_ranks.slow_rank) is not None:
             values["slow"] = {"name": self._names[named.rank], "cost": round(named.cost, 3)}
         self._write_row("ranks", step, **values)
+
+    def shared_out(self, step: int) -> None:
+        """Record that the ranks have other numbers of micro-batches after `step`."""
+        counts = self._shares.counts
+        self._write_row("shares", step, shares=counts)
+        self._slow_ranks = SlowRanks()
+        parts = zip(self._names, counts, strict=True)
+        listed = first_few([f"{name} {count}" for name, count in parts])
+        self.say(f"share: auto, micro-batches from step {step + 1} on: {listed}")
 
     def commit(self, state: State, is_best: bool) -> None:
         """Take a checkpoint if one is due, or if its evaluation was the best so far.
@@ -352,7 +366,7 @@ def _describe_start(facts: StartFacts, run: dict[str, Any], from_step: int) -> d
         "last_step": facts.last_step,
         "bundle": "",
         "argv": list(facts.argv),
-        "shares": [len(part) for part in facts.rank_micro_batches],
+        "shares": facts.shares.counts,
         "hosts": facts.hosts,
         "data": {},
     }

@@ -40,6 +40,7 @@ from train.training import numerics
 from train.training.data import ranges, shares_by_weight
 from train.training.environment import environment, identity
 from train.training.run_info import RunInfo
+from train.training.shares import Shares
 from train.training.weights import weights_sha256
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ STORE_S = 6 * 3600.0
 class Meeting:
     """The world that a worker has joined.
 
-    `rank_micro_batches`: those of a step, for each rank. `environments`: the hosts' environments by their
+    `shares`: the micro-batches of each rank in a step. `environments`: the hosts' environments by their
     hash, on rank 0 alone. `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone.
     `host`: the status of this host, on the first rank of each of several hosts.
     """
 
     world: World
-    rank_micro_batches: list[range]
+    shares: Shares
     assembly: agreement.Assembly
     environments: dict[str, Any]
     stop: StopRequest
@@ -99,10 +100,17 @@ def meet(info: RunInfo) -> Meeting:
             agreement.enter(node, assembly)
             host = node
         fence = agreement.take_directory(directory, assembly, world)
-    rank_micro_batches = ranges(shares(config, assembly))
+    shares = Shares(ranges(counts(config, assembly)), world.rank, config)
+    balances, differ = shares.balances, bool(assembly.differences() or assembly.other_bits())
+    shares.balances = balances and not differ
     if world.rank == 0:
-        agreement.introduce(assembly, world.backend, rank_micro_batches, config.determinism)
-    return Meeting(world, rank_micro_batches, assembly, environments, stop, fence, host)
+        agreement.introduce(assembly, world.backend, shares.ranges, config.determinism)
+        if balances and differ:
+            say(
+                "share: auto leaves the micro-batches where they are, so that the weights do not depend on the moment of "
+                "a change"
+            )
+    return Meeting(world, shares, assembly, environments, stop, fence, host)
 
 
 def leave(world: World, info: RunInfo, gradients: Gradients | None = None) -> None:
@@ -131,13 +139,13 @@ def check_world_size(config: RunConfig, rank_info: RankInfo, among_hosts: bool) 
     )
 
 
-def shares(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
+def counts(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
     """Return the number of micro-batches of a step for each rank. Raises TrainError."""
     weights = [member.weight for member in assembly.members]
-    shares = config.shares or shares_by_weight(config.micro_batches, weights)
-    if len(shares) != len(weights):
-        raise TrainError(f"--shares names {len(shares)} ranks, the world has {len(weights)}")
-    return shares
+    counts = config.shares or shares_by_weight(config.micro_batches, weights)
+    if len(counts) != len(weights):
+        raise TrainError(f"--shares names {len(counts)} ranks, the world has {len(weights)}")
+    return counts
 
 
 def claim_by_hand(directory: Path) -> str:

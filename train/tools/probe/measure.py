@@ -49,7 +49,7 @@ def run(info: RunInfo) -> int:
     record = partial(_record_status, info.directory, fence, met.host)
     with doing("probing"):
         record("running", "")
-        complete = Probe(world, met.rank_micro_batches, met.assembly, info.directory, stop).run()
+        complete = Probe(world, met.shares.ranges, met.assembly, info.directory, stop).run()
         reason = "" if complete else foremost(world.all_gather(stop.reason))
         record("done" if complete else "stopped", reason)
         if fence is not None:

@@ -80,6 +80,7 @@ class CheckpointWrite:
 class History:
     """All that is known of a run.
 
+    `shares`: the steps after which micro-batches moved between ranks, each with the new number of every rank.
     `total_steps`: the length of the run, 0 if it is not on record. `checkpoint`: the file with the weights of the
     newest checkpoint, or "".
     """
@@ -90,6 +91,7 @@ class History:
     starts: Sequence[Start]
     ranks: Sequence[Ranks]
     checkpoints: Sequence[CheckpointWrite]
+    shares: Sequence[tuple[int, Sequence[int]]]
     status: Status | None
     total_steps: int = 0
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -180,6 +182,7 @@ def history(
         starts,
         _reports(by_kind.get("ranks", ())),
         [CheckpointWrite(r["step"], _number(r, "seconds"), _number(r, "stall")) for r in by_kind.get("checkpoint", ())],
+        list(_shares(by_kind.get("shares", ()))),
         status,
         max((_integer(row, "last_step") for row in by_kind.get("start", ())), default=0),
         manifest or {},
@@ -247,6 +250,13 @@ def _ranks(row: Row) -> Ranks | None:
     if not all(type(each) in (int, float) for each in (*waiting, *batches)):
         return None
     return Ranks(row["step"], _number(row, "seconds"), waiting, batches)
+
+
+def _shares(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[int]]]:
+    for row in rows:
+        counts = row.get("shares")
+        if isinstance(counts, list) and all(type(each) is int for each in counts):
+            yield row["step"], counts
 
 
 def _start_of(row: Row) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from train.tools.report import plots
 from train.tools.report.history import History, Start
 
 FILE = "report.html"
+_MOST_MOVES = 50
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --paper: #fff; --card: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -42,7 +43,11 @@ th { font-weight: 600; white-space: nowrap; } .starts td { white-space: nowrap; 
 def page(history: History, name: str) -> str:
     """Return the whole page. `name`: the job's name."""
     parts = [*_head(history, name), *_cards(history), *_curves(history), *_starts(history)]
-    parts += [*_settings("Settings", history.manifest.get("settings")), *_facts(history)]
+    parts += [
+        *_moves(history),
+        *_settings("Settings", history.manifest.get("settings")),
+        *_facts(history),
+    ]
     return document(name, parts)
 
 
@@ -127,6 +132,21 @@ def _starts(history: History) -> Iterator[str]:
     yield "".join(f"<th>{name}</th>" for name in names) + "</tr>"
     for start in history.starts:
         yield f"<tr>{''.join(cell(value) for value in _row(start))}</tr>"
+    yield "</table></div>"
+
+
+def _moves(history: History) -> Iterator[str]:
+    if not history.shares:
+        return
+    moves, more = history.shares[-_MOST_MOVES:], len(history.shares) - _MOST_MOVES
+    yield "<h2>Micro-batches that moved between ranks</h2>"
+    yield f"<p>share: auto{f', the last {_MOST_MOVES} of {len(history.shares)} changes' if more > 0 else ''}</p>"
+    yield '<div class="scroll"><table><tr><th>from step</th>'
+    size = max(len(counts) for _, counts in moves)
+    yield "".join(f"<th>rank {rank}</th>" for rank in range(size)) + "</tr>"
+    for step, counts in moves:
+        cells = "".join(f"<td>{count}</td>" for count in counts)
+        yield f"<tr><td>{step + 1}</td>{cells}</tr>"
     yield "</table></div>"
 
 

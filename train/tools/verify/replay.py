@@ -42,6 +42,7 @@ def replayed(config: RunConfig, directory: str, points: tuple[int, ...], backend
         world_size=None,
         shares=None,
         weight=Fraction(1),
+        balance=False,
         elastic=False,
         eval_every=config.eval_every if config.best_metric else 0,
         trackers=(),
