@@ -46,7 +46,8 @@ def _head(prediction: Prediction) -> Iterator[str]:
     if shape.micro_batches:
         fewest, largest = min(shape.micro_batches), shape.max_micro_batches
         share = f", {sum(shape.micro_batches)} micro-batches a step"
-        share += f" ({largest} each)" if fewest == largest else f" ({fewest} to {largest} each)"
+        share += f" ({largest} each" if fewest == largest else f" ({fewest} to {largest} each"
+        share += ", share: auto)" if prediction.balances else ")"
     yield f"{prediction.name} on {prediction.tier}: {counted(shape)}{share}"
     yield (
         f"gradients  {count(gradients.parameters)} parameters ({gradients.source}), sent as "
@@ -153,18 +154,22 @@ def _hosts(prediction: Prediction) -> Iterator[str]:
         yield f"unequal hosts: in a step they compute for {host_times}, so the fastest waits {time(difference)}"
         step_s, fewer = balance.step_s, balance.fewer
         smaller_job = f"leaving out {', '.join(fewer.without)}"
-        if len(fewer.shares) > 1:
+        if len(fewer.shares) == 1:
+            smaller_job = f"{next(iter(fewer.shares))} alone"
+        elif not prediction.balances:
             smaller_job += f", with share: {_shares(fewer.shares)},"
-        remedies = ((balance.shared_step_s, f"share: {shares}"), (fewer.step_s, smaller_job))
-        helpful = [
+        share = "share: auto" if prediction.balances else f"share: {shares}"
+        helpful = sorted(
             (seconds, remedy)
-            for seconds, remedy in sorted(remedies)
+            for seconds, remedy in ((balance.shared_step_s, share), (fewer.step_s, smaller_job))
             if step_s > MIN_SPEEDUP * seconds
-        ]
+        )
         for seconds, remedy in helpful:
             yield f"  {remedy} makes the step {time(seconds)} instead of {time(step_s)}"
-        if not helpful:
-            yield f"  share: {shares} would fit them, and needs a smaller micro_batch_size to be of effect"
+        if not helpful and prediction.balances:
+            yield "  share: auto needs a smaller micro_batch_size to be of effect: it moves whole micro-batches"
+        elif not helpful:
+            yield f"  {share} would fit them, and needs a smaller micro_batch_size to be of effect"
     elif prediction.unequal:
         yield (
             "unequal hosts: what a slow one costs, and the shares that end it, follow from --step-time "

@@ -153,8 +153,8 @@ class Prices:
 class Prediction:
     """The whole prediction.
 
-    `unequal`: the hosts differ, so a table over equal nodes would not fit them. `changes`: those that help, the best
-    one first.
+    `balances`: micro-batches move between the processes (share: auto). `unequal`: the hosts differ, so a table over equal
+    nodes would not fit them. `changes`: those that help, the best one first.
     """
 
     name: str
@@ -169,6 +169,7 @@ class Prediction:
     links: Sequence[OnLink]
     nodes: Sequence[OnNodes]
     changes: Sequence[Change]
+    balances: bool
     unequal: bool
     balance: Balance | None
     checkpoints: Checkpoints | None
@@ -216,7 +217,7 @@ class _Job:
             self.compute, options.efficiency, self.link, tuple(self._links()),
             () if unequal or self.on_gpu_link else tuple(self._nodes()),
             tuple(sorted(changes, key=lambda change: -change.speed)),
-            unequal, self._balance(), self._checkpoints(), self._prices(),
+            job.balances, unequal, self._balance(), self._checkpoints(), self._prices(),
         )  # fmt: skip
 
     # --- what goes in --------------------------------------------------------------------------

@@ -321,6 +321,11 @@ class JobSpec:
         return False
 
     @property
+    def balances(self) -> bool:
+        """True if micro-batches move between processes while the job runs."""
+        return False
+
+    @property
     def resizes(self) -> bool:
         """True if nodes may come and go while the job runs."""
         return False

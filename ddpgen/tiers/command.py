@@ -76,6 +76,9 @@ class TierOptions(NamedTuple):
     procs_known: bool = False
     """True if the supervisor gets the number of processes of each node from a file of the bundle."""
 
+    balances: bool = False
+    """True if micro-batches move between the processes while the training runs."""
+
 
 def command(
     job: JobSpec, tier_options: TierOptions, backend: str, weight: int | Fraction = 1
@@ -83,7 +86,7 @@ def command(
     """Return the command for one node of a job. `weight`: the weight of each of its processes."""
     stores = bool(tier_options.store or job.checkpoint.url)
     added = {word for point in job.points.values() for word in point.words}
-    program = _program(job, backend, weight, stores)
+    program = _program(job, backend, weight, tier_options.balances, stores)
     return SupervisorCommand(
         (*_options(job, tier_options, backend), *tier_options.options),
         tuple(_rendezvous(job, tier_options.signals) if job.distributed else _standalone(job)),
@@ -180,7 +183,9 @@ def _from_bundle(path: str) -> str:
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
-def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -> Iterator[Word]:
+def _program(
+    job: JobSpec, backend: str, weight: int | Fraction, balances: bool, stores: bool
+) -> Iterator[Word]:
     if job.train.program_field != "workload":
         yield from _script(job)
         return
@@ -194,6 +199,8 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -
         ("world-size", "{world_size}" if job.distributed and not job.resizes else "", ""),
         ("weight", weight, 1),
     )
+    if balances:
+        yield "--balance"
     yield from non_default_times(
         ("rendezvous-timeout", job.rendezvous, "timeout"),
         ("collective-timeout", job.rendezvous, "collective_timeout"),

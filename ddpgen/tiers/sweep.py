@@ -106,7 +106,7 @@ def programmed(reading: Reading) -> JobSpec:
 
 def _id(program: Sequence[str]) -> str:
     """Return an id of the training. The share of a host in the work does not count: it changes no bit."""
-    words = "\0".join(word for word in program if not word.startswith("--weight="))
+    words = "\0".join(w for w in program if not w.startswith("--weight=") and w != "--balance")
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 

@@ -71,6 +71,7 @@ def facts(job: JobSpec, tier: str) -> dict[str, Any]:
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
         **({"store": _path_text(plan.store)} if plan.store else {}),
         **({"points": [*job.points]} if job.points else {}),
+        **({"share": "auto"} if job.balances else {}),
         "nodes": nodes,
         "command": [shell.quote(word) for word in plan.command.host_command],
     }

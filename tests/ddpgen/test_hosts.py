@@ -138,6 +138,19 @@ REFUSED = [
         "11:30 targets.hosts.hosts[0].share",
         "tree",
     ),
+    ("share: auto\nhosts: [{name: a, share: 2}, b]", "10:12 targets.hosts.share", "exclude"),
+    ("share: even\nhosts: [{name: a, share: 2}, b]", "10:12 targets.hosts.share", "exclude"),
+    ("share: 2\nhosts: [a, b]", "10:12 targets.hosts.share", "auto"),
+    (
+        "share: auto\ntrain: {reduction: allreduce}\nhosts: [a, b]",
+        "10:12 targets.hosts.share",
+        "reduction: tree",
+    ),
+    (
+        "share: auto\nhosts: [a, {name: b, gpus: 1, procs: 1}]",
+        "10:12 targets.hosts.share",
+        "measured on CPUs only",
+    ),
 ]
 
 
@@ -164,6 +177,38 @@ def test_a_script_has_no_shares() -> None:
     (fault,) = faults(SHARES)
     assert fault.where == "3:44 targets.hosts.hosts[0].share"
     assert "script" in fault.text
+
+
+@pytest.mark.parametrize("program", ["script: /t.py", "command: [t], resume: scratch"])
+def test_nothing_moves_between_the_processes_of_a_script(program: str) -> None:
+    text = SHARES.replace("script: /t.py", program).replace("{name: a, share: 2}", "a")
+    assert not job(text).balances
+    (fault,) = faults(text.replace("{hosts: {", "{hosts: {share: auto, "))
+    assert fault.where == "3:26 targets.hosts.share"
+    assert "a script shares out its work by itself" in fault.text
+
+
+@pytest.mark.parametrize(
+    ("text", "balances"),
+    [
+        ("hosts: [a, b]", True),
+        ("hosts: [a]", True),  # two processes
+        ("hosts: [{name: a, procs: 1}]", False),
+        ("share: even\nhosts: [a, b]", False),
+        ("hosts: [{name: a, share: 2}, b]", False),
+        ("hosts: [a, {name: b, gpus: 2}]", False),
+        ("gpus_per_node: 2\nhosts: [{name: a, gpus: 0}, b]", False),
+        ("gpus_per_node: 2\nhosts: [{name: a, gpus: 0}, {name: b, gpus: 0}]", True),
+        ("train: {reduction: allreduce}\nhosts: [a, b]", False),
+        ("nodes: 1..2\nhosts: [a, b]", True),
+    ],
+)
+def test_micro_batches_move_by_default_where_they_can(text: str, balances: bool) -> None:
+    made = job(hosts(text))
+    assert made.balances is balances
+    for host in made.machines:
+        script = rendered_files(hosts(text))[f"hosts/{host.name}.sh"]
+        assert ("--balance" in script) is balances
 
 
 NO_ADDRESS = [

@@ -71,6 +71,19 @@ def test_a_plan_for_programs(run: Run, spec: Callable[[str], object]) -> None:
     assert (facts["world_size"], facts["micro_batches"], facts["backend"]) == (3, 4, "gloo")
 
 
+def test_a_plan_on_hosts_says_that_micro_batches_will_move(
+    run: Run, spec: Callable[[str], object]
+) -> None:
+    spec(GPT + "targets: {hosts: {hosts: [a, b]}}")
+    outcome = run("plan", "job.yaml", "--target=hosts")
+    assert "\nshare        auto: " in outcome.out
+    assert json.loads(run("plan", "job.yaml", "--target=hosts", "--json").out)["share"] == "auto"
+    even = run("plan", "job.yaml", "--target=hosts", "--set", "targets.hosts.share=even")
+    assert outcome.out.splitlines()[4].startswith("share ")
+    moving = outcome.out.replace(" --balance", "").splitlines()
+    assert even.out.splitlines() == moving[:4] + moving[5:]
+
+
 def test_the_plans_of_all_tiers_are_one_document_for_programs(
     run: Run, spec: Callable[[str], object]
 ) -> None:

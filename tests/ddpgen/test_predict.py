@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_the_page_of_the_known_case(run: Run, spec: Spec) -> None:
     assert (
         outcome.out
         == """\
-gpt on hosts: 2 hosts × 2 processes, 4 micro-batches a step (1 each)
+gpt on hosts: 2 hosts × 2 processes, 4 micro-batches a step (1 each, share: auto)
 gradients  760M parameters (as given), sent as bf16: 1.52 GB
 traffic    1.52 GB a step out of the busiest host or into it, in the tree reduction
 compute    3 s a step (as given)
@@ -197,11 +198,32 @@ def test_what_a_slow_host_costs_and_the_shares_that_end_it(run: Run, tmp_path: P
     outcome = run(*asked, "--step-time", "i9=30ms", "--step-time", "i5=100ms")
     waits, without, share = outcome.out[outcome.out.index("unequal hosts: ") :].splitlines()[:3]
     assert [time in waits for time in ("i9 30 ms", "i5 100 ms", "70 ms")] == [True] * 3
-    assert [part in without for part in ("out i5", "40 ms", "100 ms")] == [True] * 3
+    assert [part in without for part in ("  i9 alone ", "40 ms", "100 ms")] == [True] * 3
     assert [part in share for part in ("share: i9 10, i5 1 ", "50.1 ms", "100 ms")] == [True] * 3
     assert "what helps" not in outcome.out
     outcome = run(*asked, "--step-time", "i9=30ms", "--step-time", "i5=20.1ms")
     assert "a smaller micro_batch_size" in outcome.out
+
+
+def test_share_auto_fits_the_hosts_by_itself_unless_one_alone_is_faster(
+    run: Run, spec: Spec
+) -> None:
+    text = GPT.replace("global_batch_size: 16", "global_batch_size: 128")
+    text += "targets:\n  hosts: {hosts: [{name: slow, procs: 1}, {name: fast, procs: 1}]}\n"
+    assert "32 micro-batches a step (16 each, share: auto)" in run("predict", spec(text)).out
+
+    def advice(slow: str, fast: str, *more: str) -> list[str]:
+        times = ("--step-time", f"slow={slow}", "--step-time", f"fast={fast}")
+        lines = run("predict", spec(text), *times, "--params", "1k", *more).out.splitlines()
+        begin = next(n for n, line in enumerate(lines) if line.startswith("unequal hosts: "))
+        return [line.strip() for line in itertools.takewhile(bool, lines[begin + 1 :])]
+
+    assert advice("2s", "1s")[0].startswith("share: auto makes the step 1.3")
+    alone, with_both = advice("60s", "1s")
+    assert alone.startswith("fast alone makes the step 2 s instead of 60 s")
+    assert with_both.startswith("share: auto makes the step ")
+    few = ("--set", "train.global_batch_size=8")
+    assert "smaller micro_batch_size" in advice("2s", "1s", *few)[0]
 
 
 def test_of_three_unequal_hosts_the_slowest_is_left_out(run: Run, spec: Spec) -> None:

@@ -204,11 +204,11 @@ def test_without_share_auto_nothing_moves() -> None:
 @pytest.mark.parametrize("prefetched", [0, 2, 6])
 def test_changes_at_any_step_leave_out_no_micro_batch(prefetched: int) -> None:
     """`prefetched` batches are drawn ahead, as data workers do."""
-    micro_batches, steps, draw = 7, 60, random.Random(prefetched)
+    micro_batches, steps, draw = 11, 60, random.Random(prefetched)
     dataset: Any = range(64)
-    fetcher = MicroBatchFetcher(dataset, BatchPlan(SampleOrder(64, 0), 0, 7, 1), None)
+    fetcher = MicroBatchFetcher(dataset, BatchPlan(SampleOrder(64, 0), 0, 11, 1), None)
     expected = list(fetcher.keys(range(micro_batches), range(steps)))
-    all_ranks = [shares([3, 2, 2], rank, data_workers=prefetched // 2) for rank in range(3)]
+    all_ranks = [shares([4, 4, 3], rank, data_workers=prefetched // 2) for rank in range(3)]
     keys = [each.keys(fetcher, range(steps)) for each in all_ranks]
     drawn = [list(itertools.islice(k, prefetched)) for k in keys]
     computed, changes = [], 0
@@ -264,7 +264,7 @@ def test_a_throttled_rank_gets_less_until_the_throttle_is_lifted(tmp_path: Path)
     away, counts = changes[0]
     assert (away < lifted, counts[0] < counts[1], sum(counts)) == (True, True, 12)
     assert any(lifted < step <= lifted + 20 and back == [6, 6] for step, back in changes)
-    said = f"share: auto, micro-batches from step {away + 1} on: rank 0 {counts[0]}, rank 1 {counts[1]}"
+    said = f"share: auto, micro-batches from step {away + 1} on: rank 0: {counts[0]}, rank 1: {counts[1]}"
     assert said in moved.output
     by_step = {row["step"]: row["shares"] for row in jobs.rows(moved.directory, "ranks")}
     assert (by_step[away], by_step[away + 1]) == ([6, 6], counts)

@@ -189,7 +189,7 @@ class Records:
         self._write_row("shares", step, shares=counts)
         self._slow_ranks = SlowRanks()
         parts = zip(self._names, counts, strict=True)
-        listed = first_few([f"{name} {count}" for name, count in parts])
+        listed = first_few([f"{name}: {count}" for name, count in parts])
         self.say(f"share: auto, micro-batches from step {step + 1} on: {listed}")
 
     def commit(self, state: State, is_best: bool) -> None:

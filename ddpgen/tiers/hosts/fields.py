@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ddpgen.spec.fields import Flag, NodeCount, Nodes, Number, Refused, Text, WholeNumber, setting
+from ddpgen.spec.fields import (
+    Choice,
+    Flag,
+    NodeCount,
+    Nodes,
+    Number,
+    Refused,
+    Text,
+    WholeNumber,
+    setting,
+)
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
 from ddpgen.spec.places import Address, Destination, HostPath
@@ -61,6 +71,7 @@ class HostsJob(JobSpec):
     head: str | None = setting(Text(allowed="the name of a host"), None)
     spares: int = setting(WholeNumber(0, 100_000), 0)
     exclude_bad_nodes: bool = setting(Flag(), True)
+    share: str | None = setting(Choice("auto", "even"), None)
     dir: str = setting(HostPath(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
@@ -86,6 +97,23 @@ class HostsJob(JobSpec):
     @property
     def weighted(self) -> bool:
         return any(host.share for host in self.hosts)
+
+    @property
+    def balances(self) -> bool:
+        """True if micro-batches move between the processes, by measured times: as `share` says, else where they can."""
+        if self.share is not None:
+            return self.share == "auto"
+        return self.world_size > 1 and not self.weighted and not self.fixed
+
+    @property
+    def fixed(self) -> str:
+        """Return the field that keeps the micro-batches where they are, or "" if they can move."""
+        if self.train.program_field != "workload":
+            return f"train.{self.train.program_field}"
+        if self.train.reduction != "tree":
+            return "train.reduction"
+        with_gpu = [i for i, host in enumerate(self.hosts) if self.gpus(host)]
+        return f"hosts[{with_gpu[0]}]" if with_gpu else ""
 
     @property
     def resizes(self) -> bool:

@@ -21,11 +21,16 @@ def plan(job: HostsJob) -> Plan:
 def host_plan(job: HostsJob, host: Host) -> Plan:
     """Return the plan of one host. All hosts have the same backend."""
     # hosts.json has the processes of each host.
-    tier_options = TierOptions(tuple(_options(job)), procs_known=True)
+    tier_options = TierOptions(tuple(_options(job)), procs_known=True, balances=job.balances)
     base_plan = plans.build_plan(job.for_host(host), tier_options, job.weight(host), backend(job))
-    spares = ", ".join(host.name for host in job.order[len(job.taking_part) :])
-    facts = (f"spares       {spares}, in place of a bad host",) if spares else ()
-    return base_plan._replace(rendezvous=_rendezvous(job), facts=facts)
+    return base_plan._replace(rendezvous=_rendezvous(job), facts=tuple(_facts(job)))
+
+
+def _facts(job: HostsJob) -> Iterator[str]:
+    if spares := ", ".join(host.name for host in job.order[len(job.taking_part) :]):
+        yield f"spares       {spares}, in place of a bad host"
+    if job.balances:
+        yield "share        auto: from these micro-batches on, they move from slow processes to fast ones"
 
 
 def _options(job: HostsJob) -> Iterator[Word]:

@@ -23,6 +23,18 @@ from ddpgen.tiers.ranks import backend
 
 # Starts the job on all hosts.
 DRIVER = "hosts/run.sh"
+_SCRIPT = (
+    "share: auto moves micro-batches between processes, and a script shares out its work by itself"
+)
+# The fields that exclude share: auto, each with the reason and the remedy.
+_FIXED = {
+    **dict.fromkeys(("train.script", "train.command"), (_SCRIPT, "leave it out")),
+    "train.reduction": ("share: auto needs the fixed-order tree", "write reduction: tree, or leave share out"),
+    "hosts": (
+        "share: auto follows the seconds of micro-batches, which are measured on CPUs only",
+        "leave it out, or give each host a share of its own",
+    ),
+}  # fmt: skip
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "0.0.0.0")
 
 
@@ -102,6 +114,11 @@ def _numbers(job: HostsJob) -> Iterator[Conflict]:
     if shares and job.train.program_field != "workload":
         problem = "has no effect on a script, which shares out its work by itself"
         yield Conflict((shares[0],), problem, "leave it out")
+    if shares and job.share is not None:
+        problem = f"share: {job.share} and the share of a host exclude each other"
+        yield Conflict(("share", shares[0]), problem, "leave one of them out")
+    elif job.share == "auto" and job.fixed:
+        yield Conflict(("share", job.fixed), *_FIXED[job.fixed.partition("[")[0]])
 
 
 def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conflict]:
