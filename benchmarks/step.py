@@ -12,7 +12,7 @@ disturbs it less than the wall clock's), and the ratios block by block.
 With --all-on instead, what looks on while a job trains against a job without it; give --seconds 5 or more, as the
 process of the tracker takes the rows a second later:
 
-  all on          each rank's times and their rows, and the tracker tensorboard
+  all on          each rank's times and their rows, share: auto, and the tracker tensorboard
   all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
 
 With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
@@ -174,7 +174,7 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
     directory = Path(case["directory"])
     all_reduce = [*fixed, "--reduction=allreduce"]
-    tracked = [*fixed, "--tracker=tensorboard"]
+    tracked = [*fixed, "--tracker=tensorboard", "--balance"]
     make: dict[str, Callable[[], Callable[[int], None]]] = {
         "bare": lambda: bare(parse(fixed), world, exact=not case["cuda"]),
         "bare/exact": lambda: bare(parse(fixed), world, exact=True),

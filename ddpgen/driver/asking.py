@@ -115,6 +115,8 @@ def _words(state: JobState) -> str:
         words.append(f"loss {state.loss:.4f}")
     if state.steps_per_s:
         words.append(f"{state.steps_per_s:.3g} steps/s")
+    if state.split:
+        words.append(f"micro-batches {state.split}")
     if state.steps_per_s and state.last_step:
         left = max(0, state.last_step - _step(state)) / state.steps_per_s
         words.append(f"{clock(left)} left")

@@ -15,6 +15,7 @@ from .pace import overdue
 from .wording import printable
 
 _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
+MAX_RANKS = 8  # up to so many ranks, each has its own figure
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class JobState:
     def has_done(self, point_id: str, arguments: Sequence[str]) -> bool:
         """True if exactly this training of a point of a sweep is done."""
         return self.status == "done" and self.point == {"id": point_id, "arguments": [*arguments]}
+
+    @property
+    def split(self) -> str:
+        """The micro-batches of each rank, or the smallest and largest number of many ranks; "" if the split is even."""
+        if len(set(self.shares)) < 2:
+            return ""
+        if len(self.shares) > MAX_RANKS:
+            return f"{min(self.shares)} to {max(self.shares)}"
+        return " ".join(map(str, self.shares))
 
     @property
     def stalled(self) -> bool:

@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, cast
 
-from ddpgen.driver.state import JobState
+from ddpgen.driver.state import MAX_RANKS, JobState
 from ddpgen.driver.wording import ago, clock
-
-_MAX_RANKS = 8  # up to so many ranks, each has its own figure
 
 
 class SlowRank(TypedDict):
@@ -155,7 +153,7 @@ class Report(NamedTuple):
             "speed": _speed_words(facts),
             "time left": clock(facts["time_left_s"]) if "time_left_s" in facts else None,
             "waiting": _waiting_words(self.state) if "waiting" in facts else None,
-            "micro-batches": _micro_batch_words(facts.get("micro_batches", [])),
+            "micro-batches": _split_words(self.state) if "micro_batches" in facts else None,
             "slow rank": _slow_words(facts.get("slow_rank")),
             "restarts": facts.get("restarts"),
             "newest checkpoint": _newest_checkpoint(self.state),
@@ -258,12 +256,12 @@ def _speed_words(facts: Mapping[str, Any]) -> str | None:
 
 
 def _waiting_words(state: JobState) -> str | None:
-    """Return the part of a step that each rank waits, or the smallest and largest part of more than _MAX_RANKS."""
+    """Return the part of a step that each rank waits, or the smallest and largest part of more than MAX_RANKS."""
     parts = [f"{part:.0%}" for part in state.waiting]
     if len(parts) < 2 and state.batch_wait < 0.01:
         return None
     waits = " ".join(parts)
-    if len(parts) > _MAX_RANKS:
+    if len(parts) > MAX_RANKS:
         lowest, highest = min(state.waiting), max(state.waiting)
         waits = f"{lowest:.0%} to {highest:.0%}"
     ranks = f"ranks 0 to {len(parts) - 1}" if len(parts) > 1 else "rank 0"
@@ -271,14 +269,8 @@ def _waiting_words(state: JobState) -> str | None:
     return f"{waits} of a step for others ({ranks}){batches}"
 
 
-def _micro_batch_words(counts: Sequence[int]) -> str | None:
-    """Return the micro-batches of each rank, or the smallest and largest number; None if all have the same number."""
-    if len(set(counts)) < 2:
-        return None
-    numbers = " ".join(map(str, counts))
-    if len(counts) > _MAX_RANKS:
-        numbers = f"{min(counts)} to {max(counts)}"
-    return f"{numbers} a step (ranks 0 to {len(counts) - 1})"
+def _split_words(state: JobState) -> str | None:
+    return f"{state.split} a step (ranks 0 to {len(state.shares) - 1})" if state.split else None
 
 
 def _slow_words(slow: Mapping[str, Any] | None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,29 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
         driver = fleet.Driver(rig, bundles[0])
         fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
     assert "3 processes on 2 hosts (i9: 2, micro-batches 0-5; i5: 1, 6-7)" in driver.output
+
+
+def test_a_machine_at_half_speed_computes_less_until_it_has_recovered(
+    rig: Rig, tmp_path: Path
+) -> None:
+    paced = {"pause": 0.04, "pace": 0.02, "until": f"{rig['desk'].home}/hurry"}
+    train = {"steps": 120, "micro_batch_size": 4, "args": paced}
+    bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], train, name="uneven"))
+    rig["desk"].path("hurry").touch()
+    driver = fleet.Driver(rig, bundles[0])
+    driver.until("share: auto, micro-batches from step ")
+    driver.until_step(40)
+    told = fleet.ask(rig, bundles[0], "--status").stdout
+    rig["laptop"].path("hurry").touch()
+    driver.until("rank 0 on desk: 6, rank 1 on laptop: 6")
+    fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+    (home,) = (bundles[0].parent / "checkpoints").iterdir()
+    ranks, changes = (jobs.rows(home, kind) for kind in ("ranks", "shares"))
+    (back, *_) = [row["step"] for row in changes if row["shares"] == [6, 6]]
+    slow = [row["seconds"] for row in ranks if row["shares"][0] > 6 and row["step"] < back]
+    even = [row["seconds"] for row in ranks if row["step"] > back + 5]
+    assert statistics.median(slow) < 1.4 * statistics.median(even), (changes, slow, even)
+    assert re.search(r"the job: step .* steps/s, micro-batches [789] [345], ", told), told
 
 
 def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(

@@ -95,11 +95,15 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
         {"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n, "loss": n / 3}
         for n in (1, 2)
     ]
+    split = {"kind": "shares", "step": 8002, "attempt": "1f3a", "time": at + 2, "shares": [5, 3]}
     standing = there(ours, "desk") / "progress.json"
-    standing.write_text(progress(steps, last_step=8100))
+    standing.write_text(progress([*steps, split], last_step=8100))
     output = ours.play("--status")[1]
     assert re.search(r"running: step 8002, 1\d s ago  none\n", output)
-    assert "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, 1:38 left\n" in output
+    assert (
+        "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, micro-batches 5 3, 1:38 left\n"
+        in output
+    )
     # Of a user's script: what it saved last, and its own measure of its speed.
     (there(ours, "desk") / "script").mkdir()
     (there(ours, "desk") / "script" / "saves-0.jsonl").write_text(
