@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
     [
         ["step.py", "--only=0.8M", "--blocks=1", "--seconds=0.1"],
         ["checkin.py", "--runs=1", "4"],
+        ["balance.py", "--blocks=1", "--seconds=0.002"],
     ],
     ids=lambda words: words[0],
 )

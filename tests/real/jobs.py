@@ -80,8 +80,8 @@ def build(context, **args):
 """
 }
 
-# The toy at a pace that costs no processor: `pause` seconds a micro-batch, until the file `until` is there (then
-# `pace` seconds), or Slurm has started it `starts` times. A spec with this workload brings it along.
+# The toy at a pace that costs no processor. A micro-batch takes `pause` seconds, `pace` seconds once the file `until` is
+# there, and none once Slurm has started it `starts` times. A spec with this workload brings it along.
 PACED = "paced.py:build"
 PACED_TOY = """
 import dataclasses
@@ -94,7 +94,7 @@ from train.workloads import toy
 def build(context, *, pause=0.0, pace=0.0, until="", starts=1_000, hidden=32):
     made = toy.build(context, hidden=hidden)
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0) >= starts:
-        pause = 0
+        pause = pace = 0
 
     def loss(model, batch):
         time.sleep(pace if os.path.exists(until) else pause)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from tests.train import own_parts
 from tests.train.odd_models import workload
 from train.training.shares import Shares
 from train.workload import Workload
@@ -35,6 +36,11 @@ def at_every_step() -> None:
 def gpt(context: Any, **arguments: Any) -> Workload:
     at_every_step()
     return built_in.build(context, **arguments)
+
+
+def impure(context: Any) -> Workload:
+    at_every_step()
+    return own_parts.impure(context, "rank")
 
 
 def batch_norm_and_dropout(context: Any) -> Workload:

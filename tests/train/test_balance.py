@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 
 from tests.real import jobs
 from tests.train.workers import Run, run
+from train.distributed.agreement import Assembly, Member
 from train.distributed.balance import KEEP, LEAVE, WINDOW_S, WINDOW_STEPS, Balancer, decide, fastest
 from train.training.data import BatchPlan, MicroBatchFetcher, SampleOrder, ranges
 from train.training.shares import Shares
+from train.training.startup import keep_if_hosts_differ
 
 EVERY = WINDOW_STEPS
 MOVING = Path(__file__).with_name("moving.py")
@@ -270,3 +273,33 @@ def test_a_throttled_rank_gets_less_until_the_throttle_is_lifted(tmp_path: Path)
     assert (by_step[away], by_step[away + 1]) == ([6, 6], counts)
     assert losses(moved) == losses(even)
     jobs.assert_same_bits(moved.tensors(), even.tensors())
+
+
+def test_nothing_moves_if_a_micro_batch_gives_two_results(tmp_path: Path) -> None:
+    done = trained(tmp_path, f"{MOVING}:impure", 2, "--balance", "--steps=3")
+    assert "one micro-batch gave two results" in done.output
+    assert jobs.rows(done.directory, "shares") == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "balances"),
+    [
+        ({"torch": "2.13.0", "bits": {}}, True),
+        ({"torch": "2.12.0", "bits": {}}, False),
+        ({"torch": "2.13.0", "bits": {"gemm": "1"}}, False),
+    ],
+)
+def test_nothing_moves_between_hosts_that_may_compute_other_bits(
+    facts: dict[str, Any], balances: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Member(
+        Fraction(1),
+        "cpu",
+        {"torch": "2.13.0", "bits": {"gemm": "0"} if facts["bits"] else {}},
+        host="a",
+    )
+    assembly = Assembly([first, Member(Fraction(1), "cpu", facts, host="b")], [[0], [1]])
+    split = shares([6, 6], 0)
+    keep_if_hosts_differ(split, assembly, 0)
+    assert split.balances is balances
+    assert ("share: auto leaves the micro-batches" in capsys.readouterr().err) is not balances

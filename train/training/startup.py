@@ -101,15 +101,9 @@ def meet(info: RunInfo) -> Meeting:
             host = node
         fence = agreement.take_directory(directory, assembly, world)
     shares = Shares(ranges(counts(config, assembly)), world.rank, config)
-    balances, differ = shares.balances, bool(assembly.differences() or assembly.other_bits())
-    shares.balances = balances and not differ
     if world.rank == 0:
         agreement.introduce(assembly, world.backend, shares.ranges, config.determinism)
-        if balances and differ:
-            say(
-                "share: auto leaves the micro-batches where they are, so that the weights do not depend on the moment of "
-                "a change"
-            )
+    keep_if_hosts_differ(shares, assembly, world.rank)
     return Meeting(world, shares, assembly, environments, stop, fence, host)
 
 
@@ -146,6 +140,18 @@ def counts(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
     if len(counts) != len(weights):
         raise TrainError(f"--shares names {len(counts)} ranks, the world has {len(weights)}")
     return counts
+
+
+def keep_if_hosts_differ(shares: Shares, assembly: agreement.Assembly, rank: int) -> None:
+    """Let no micro-batch move if hosts may compute other bits: the weights would depend on the moment of a change."""
+    if not shares.balances or not (assembly.differences() or assembly.other_bits()):
+        return
+    shares.balances = False
+    if rank == 0:
+        say(
+            "share: auto leaves the micro-batches where they are, because the weights would depend on the moment of a "
+            "change"
+        )
 
 
 def claim_by_hand(directory: Path) -> str:
