@@ -132,6 +132,8 @@ def _numbers(ranges: str) -> Sequence[str]:
     numbers: list[str] = []
     for item in ranges.split(","):
         first, _, last = item.partition("-")
+        if len(numbers) > _MAX_LISTED or len(item) > 20:
+            return [""] * (_MAX_LISTED + 1)
         count = range(int(first), int(last or first) + 1)[: _MAX_LISTED + 1]
         numbers += [f"{number:0{len(first)}}" for number in count]
     return numbers
