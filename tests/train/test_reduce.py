@@ -11,7 +11,13 @@ import torch.distributed as dist
 from tests.train.world import in_world
 from train.distributed.gradients import join_levels
 from train.distributed.process_group import World
-from train.distributed.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.distributed.reduction import (
+    LocalSums,
+    TreeReducer,
+    flatten,
+    plain_sum_is_the_tree,
+    plan_stages,
+)
 from train.training.data import ranges
 
 
@@ -75,6 +81,31 @@ def test_through_several_hosts_the_bits_stay(shares: list[int], layout: list[lis
     expected = tree_sum(leaves(sum(shares), 103))
     for got in reduced_by(shares, 103, layout):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("layout", [[[0, 1], [2, 3]], [[0], [1], [2], [3]], [[0, 1, 2], [3]]])
+def test_ranges_that_change_between_two_sums_keep_the_groups_and_the_bits(
+    layout: list[list[int]],
+) -> None:
+    splits = [[2, 2, 2, 2], [5, 1, 1, 1], [1, 2, 2, 3], [2, 2, 2, 2]]
+
+    def body(world: World) -> list[torch.Tensor]:
+        first = ranges(splits[0])
+        reducer = TreeReducer(join_levels(world, first), plain_sum_is_the_tree(first), world.device)
+        totals = []
+        for split in map(ranges, splits):
+            stages = [stage for _, stage in plan_stages(split, world.layout, world.rank)]
+            reducer.assign(stages, plain_sum_is_the_tree(split))
+            values, sums = leaves(8, 103), LocalSums(split[world.rank], 8)
+            for v in split[world.rank][:-1]:
+                sums.push([values[v].clone()])
+            last = values[split[world.rank][-1]].clone()
+            rows = [flatten(row, [last]) for row in sums.finish([0], [last])[:-1]]
+            totals.append(reducer.reduce([*rows, last], last).wait())
+        return totals
+
+    expected = tree_sum(leaves(8, 103))
+    assert all(torch.equal(total, expected) for each in in_world(4, body, layout) for total in each)
 
 
 def test_the_order_matters_at_all() -> None:
