@@ -82,6 +82,7 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
     assert "3 processes on 2 hosts (i9: 2, micro-batches 0-5; i5: 1, 6-7)" in driver.output
 
 
+@pytest.mark.nightly
 def test_a_machine_at_half_speed_computes_less_until_it_has_recovered(
     rig: Rig, tmp_path: Path
 ) -> None:
