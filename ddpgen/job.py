@@ -72,7 +72,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
         findings.update(*(each.warnings for each in alike), *locate(conflicts).values())
     for reading in readings:
         if reading.points and not any(finding.fatal for finding in findings):
-            findings.update(map(reading.locate, sweep.check(reading)))
+            findings.update(sweep.check(reading))
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(readings[0].filename, findings)
     return sorted(findings)

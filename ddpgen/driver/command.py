@@ -118,7 +118,7 @@ def _run_points(
         if command.action == "run" and (codes[name] not in (0, FAILED) or only_check):
             return codes[name]
     if failed := [name for name, code in codes.items() if code]:
-        return _complain(f"failed: {', '.join(failed)}; the same command resumes them", FAILED)
+        return _complain(f"failed: {', '.join(failed)}; the reasons stand above", FAILED)
     return 0
 
 

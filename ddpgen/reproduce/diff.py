@@ -83,6 +83,9 @@ def specs(a: str, b: str) -> Differences:
         for path, *values in _differing(left_fields, right_fields):
             locations = (_location(side[tier], path) for side in (left, right))
             fields.append(Field((tier,), dotted(path), *values, *locations))
+        left_points, right_points = ([*side[tier].points] for side in (left, right))
+        if left_points != right_points:
+            fields.append(Field((tier,), "sweep", left_points, right_points))
     files = []
     for spec, readings in ((a, left), (b, right)):
         job.check([readings[tier] for tier in tiers], Path(spec).parent)

@@ -72,12 +72,17 @@ def together(answers: Mapping[str, Answer]) -> JobStatus:
     ended = all(isinstance(each, JobStatus) and each.ended for each in answers.values())
     counts: dict[str, int] = {}
     for row in rows:
-        word = row[1].partition(" ")[0].rstrip(":")
+        word = "not begun" if row[1] == "not begun" else row[1].partition(" ")[0].rstrip(":")
         counts[word] = counts.get(word, 0) + 1
     summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     lines = table(without_empty_columns([_HEADS, *rows]))
     points = {name: each for name, each in answers.items() if isinstance(each, JobStatus)}
-    return JobStatus([*lines, f"{len(rows)} points: {summary}"], ended, summary, points)
+    return JobStatus(
+        [*lines, f"{len(rows)} point{'s' if len(rows) > 1 else ''}: {summary}"],
+        ended,
+        summary,
+        points,
+    )
 
 
 def _row(name: str, answer: Answer) -> tuple[str, ...]:
@@ -86,7 +91,8 @@ def _row(name: str, answer: Answer) -> tuple[str, ...]:
     report = answer.reports[0] if answer.reports else None
     values = report.rows() if report else {}
     begun = report is not None and report.state.directory_state == "yes" and report.state.status
-    state = report.headline() if report and begun else "waiting"
+    idle = "waiting" if answer.jobs else "not begun"
+    state = report.headline() if report and begun else idle
     # The step and its time stand in columns of their own.
     state = state.partition(" at step ")[0] if ": " not in state else state
     cells = (values.get(head, "") for head in _HEADS[2:-1])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddpgen.bundle import lock
 from ddpgen.errors import Finding, OptionRefusedError, SpecInvalidError
-from ddpgen.spec import sweep
+from ddpgen.spec import sweep, yamltree
 from ddpgen.spec.job import JobSpec, PointProgram
 from ddpgen.spec.overrides import with_overrides
 from ddpgen.spec.reader import Reading, SpecTree, read_tree
@@ -78,13 +78,21 @@ def by_point(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
         yield [reading.points.get(name, reading) for reading in readings]
 
 
-def check(reading: Reading) -> Iterator[Conflict]:
+def check(reading: Reading) -> Iterator[Finding]:
     """Yield the fields of a sweep that would change more than the training. The points themselves are valid."""
     plans = [TIERS[reading.tier].plan(point.job) for point in reading.points.values()]
     if len({(plan.command.options, plan.command.launcher) for plan in plans}) > 1:
         problem = "the points differ in how processes are started, and all points share that"
         fields = ("train.threads", "train.reduction", "train")
-        yield Conflict(fields, problem, "write a spec of its own for each of these values")
+        remedy = "write a spec of its own for each of these values"
+        yield reading.locate(Conflict(fields, problem, remedy))
+    names: dict[str, str] = {}
+    for name, point in programmed(reading).points.items():
+        if (twin := names.setdefault(point.id, name)) != name:
+            problem = f"the points {twin} and {name} are the same training"
+            assert reading.whole.sweep is not None
+            remedy = "leave one of the equal values out"
+            yield yamltree.finding(reading.whole.sweep, problem, remedy)
 
 
 def programmed(reading: Reading) -> JobSpec:

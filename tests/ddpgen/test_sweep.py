@@ -66,6 +66,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("sweep: [{name: a/b, train.lr: 1}]", "sweep[0].name", "letters"),
     ("sweep: {train.lr: [1e-2, 1e-3], train.seed: 0..999}", "sweep", "2 × 1000"),
     ("sweep: {train.threads: [1, 2]}", "sweep.train.threads[0]", "how processes are started"),
+    ("sweep: {train.lr: [1e-2, 0.01]}", "sweep", "are the same training"),
     ("sweep: {train.args.hidden: ['" + "8" * 121 + "', 8]}", "sweep", "too long"),
 ]  # fmt: skip
 
@@ -219,10 +220,10 @@ def test_the_status_of_a_sweep_is_a_table_with_a_row_for_each_point() -> None:
     words = [" ".join(str(row).split()) for row in rows]
     assert heading.split() == ["point", "state", "step", "loss", "job"]  # type: ignore[union-attr]
     assert words == [
-        "lr=1 done 20 of 20 0.5000", "lr=2 running 7 7_1 RUNNING", "lr=3 waiting", "lr=4 failed at step 3: no memory 3",
+        "lr=1 done 20 of 20 0.5000", "lr=2 running 7 7_1 RUNNING", "lr=3 not begun", "lr=4 failed at step 3: no memory 3",
         "lr=5 unknown: ssh has failed",
     ]  # fmt: skip
-    assert summary == "5 points: 1 done, 1 running, 1 waiting, 1 failed, 1 unknown"
+    assert summary == "5 points: 1 done, 1 running, 1 not begun, 1 failed, 1 unknown"
     assert not status.ended
     runs = facts("slurm", status).runs
     assert [run.get("point") for run in runs] == ["lr=1", "lr=2", "lr=3", "lr=4"]
@@ -352,3 +353,10 @@ def test_the_directory_of_a_sweep_is_told_from_one_of_a_run(run: Run, tmp_path: 
         assert (refused.code, "grid is of a sweep; give" in refused.err) == (2, True), refused
     (grid / "status").write_text("done a 7\n")
     assert run("status", "grid").out.startswith("grid:\n  done at step 7\n")
+
+
+def test_two_specs_with_other_points_differ(run: Run, tmp_path: Path) -> None:
+    for name, rates in (("a", "1, 2"), ("b", "1, 3"), ("c", "1, 2")):
+        (tmp_path / f"{name}.yaml").write_text(f"{TOY}sweep: {{train.lr: [{rates}]}}\n")
+    assert "lr=3" in run("diff", "a.yaml", "b.yaml").out
+    assert run("diff", "a.yaml", "c.yaml").code == 0

@@ -29,8 +29,9 @@ class Local(Tier):
         self._results = directory.of(options.checkpoint_dir)
         self._command = command
         self._kept: KeptOutput | None = None
+        point = [f"--point={options.point}"] if options.point else []
         self.restart_command = shlex.join(
-            ["bash", os.path.join(os.getcwd(), "local.sh"), *command.arguments]
+            ["bash", os.path.join(os.getcwd(), "local.sh"), *point, *command.arguments]
         )
 
     def membership(self) -> Membership:

@@ -115,13 +115,15 @@ def train(command: Command, tier: str, run: Callable[[Command], int]) -> int:
         say(f"training {name}{f'; {more} more to come' if more else ''}")
         code = run(point)
         if code not in (0, EXIT_FAILED):
+            if i + 1 < len(points):
+                say("the sweep ends here; the same command goes on with it")
             return code
         failed += [name] if code else []
         if rest := points[i + 1 :]:
             os.environ[_FAILED] = " ".join(failed)
             _become(command, [f"{_POINT}{_value(p, '--point')}" for p in rest])
     if failed:
-        say(f"the sweep has ended; failed: {' '.join(failed)}; the same command resumes them")
+        say(f"the sweep has ended; failed: {' '.join(failed)}; the reasons stand above")
         return EXIT_FAILED
     say("every point that was asked for is done")
     return 0

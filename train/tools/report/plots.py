@@ -20,9 +20,8 @@ _INK = "#010203"  # stands for the page's own colour
 _POINTS = 600  # the most points of a curve; the eye cannot distinguish more
 _POINTS_OVERLAID = 200  # the most points of a curve among others: each makes the page larger
 _MARKED = 30  # a curve with at most so many points marks each
-_FAR = (
-    3.0  # the distance from the best curve, in its own heights, at which values leave the picture
-)
+# The distance from the best curve, in its own heights, at which values leave the picture.
+_FAR = 10.0
 COLOURED = 10  # more curves than these cannot be told apart
 
 
