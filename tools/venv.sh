@@ -80,7 +80,7 @@ else
   "$python" -m venv --clear "$venv"
 fi
 
-# Install the packages of a lock file. uv takes a tenth of pip's time. Where it cannot be installed, or cannot reach
+# Install the packages of a lock file, compiled, as the tests start programs that may write no bytecode. uv takes a tenth of pip's time. Where it cannot be installed, or cannot reach
 # the index, pip does the work.
 # 9>&-: what pip may leave running in the background must not hold our lock.
 install() {
@@ -92,7 +92,7 @@ install() {
     if [[ -n $value ]]; then export "${each%%=*}=$value"; fi
   done
   if "$python" -m pip install --quiet --target "$venv/.uv" "uv==$uv" 9>&- &&
-    "$venv/.uv/bin/uv" pip install --python "$python" --requirement "$1" 9>&-; then
+    "$venv/.uv/bin/uv" pip install --compile-bytecode --python "$python" --requirement "$1" 9>&-; then
     return
   fi
   say "uv cannot do it here; pip does"

@@ -162,7 +162,7 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(desk: Desk, cluster: Slurm) 
     number = launched.out.strip()
     assert re.search(rf"(?m)^{number} +PENDING .*BeginTime$", desk.types("status").out)
     missing = desk.types("logs")
-    assert missing.code == 1, missing
+    assert missing.code == 66, missing
     assert f"is not there yet: job {number} is PENDING (BeginTime)" in missing.err
     assert desk.types("stop") == Said(0, f"taken out of the queue: {number}\n", "")
     assert cluster.ended(number)[0] == "CANCELLED"
