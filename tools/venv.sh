@@ -80,8 +80,8 @@ else
   "$python" -m venv --clear "$venv"
 fi
 
-# Install the packages of a lock file, compiled, as the tests start programs that may write no bytecode. uv takes a tenth of pip's time. Where it cannot be installed, or cannot reach
-# the index, pip does the work.
+# Install the packages of a lock file. uv takes a fifth of pip's time. Where it cannot be installed, or cannot reach
+# the index, pip does the work. Bytecode is made now, because SkyPilot's rig runs programs that may not write any.
 # 9>&-: what pip may leave running in the background must not hold our lock.
 install() {
   local python=$venv/bin/python settings each value

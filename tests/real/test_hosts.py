@@ -86,15 +86,15 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
 def test_a_machine_at_half_speed_computes_less_until_it_has_recovered(
     rig: Rig, tmp_path: Path
 ) -> None:
-    paced = {"pause": 0.04, "pace": 0.02, "until": f"{rig['desk'].home}/hurry"}
+    paced = {"pause": 0.04, "pace": 0.02, "until": f"{rig['desk'].home}/even"}
     train = {"steps": 120, "micro_batch_size": 4, "args": paced}
     bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], train, name="uneven"))
-    rig["desk"].path("hurry").touch()
+    rig["desk"].path("even").touch()
     driver = fleet.Driver(rig, bundles[0])
     driver.until("share: auto, micro-batches from step ")
     driver.until_step(40)
     told = fleet.ask(rig, bundles[0], "--status").stdout
-    rig["laptop"].path("hurry").touch()
+    rig["laptop"].path("even").touch()
     driver.until("rank 0 on desk: 6, rank 1 on laptop: 6")
     fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
     (home,) = (bundles[0].parent / "checkpoints").iterdir()
