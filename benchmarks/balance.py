@@ -1,9 +1,9 @@
-"""The step of two processes of which one computes at half speed: with the even split, and with share: auto.
+"""Two processes, and one of them computes at half speed: their step with the even split, and with share: auto.
 
     python benchmarks/balance.py [--blocks 3] [--processes 2]
 
-Three jobs take turns, a launch each: both processes at full speed; rank 0 at half speed with the even split; the same
-with share: auto. A micro-batch is a pause of --seconds, and of twice as long on the slow rank, so that other work on
+Three jobs take turns, a launch each. In the first both processes compute at full speed. In the second rank 0 computes at
+half speed with the even split, in the third with share: auto. A micro-batch is a pause of --seconds, and of twice as long on the slow rank, so that other work on
 this machine changes the figures little. The last job's rank 0 is at full speed again after step 40.
 """
 

@@ -328,8 +328,8 @@ def find_run(
 ) -> Following | Path:
     """Return the run of a spec or a bundle on `target`, or on the tier that commands.choose finds.
 
-    For a checkpoint directory, return its path. `only`: parts of the names of a sweep's points. Raises SpecUnreadableError, SpecInvalidError, OptionRefusedError,
-    TargetUnavailableError.
+    For a checkpoint directory, return its path. `only`: parts of the names of a sweep's points. Raises
+    SpecUnreadableError, SpecInvalidError, OptionRefusedError, TargetUnavailableError.
     """
     from ddpgen.bundle.write import LISTING
     from ddpgen.tiers import commands

@@ -157,8 +157,7 @@ def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
 def _launcher_in(words: Sequence[str]) -> int:
     """Return the index of the first word that is a launcher, Python, srun or a shell; 0 for none."""
     names = [re.sub(r"[0-9.]+$", "", posixpath.basename(word)) for word in words]
-    found = (i for i, name in enumerate(names) if name in _COMMANDS)
-    return next(found, 0)
+    return next((i for i, name in enumerate(names) if name in _COMMANDS), 0)
 
 
 def _srun(prefix: Prefix, rest: list[str]) -> Prefix:

@@ -124,7 +124,7 @@ def _words(state: JobState) -> str:
 
 
 async def is_done(
-    plan: Plan, ssh: Ssh, pace: Pace, point_id: str, arguments: Sequence[str]
+    ssh: Ssh, pace: Pace, arguments: Sequence[str], plan: Plan, point_id: str
 ) -> bool:
     """True if a host has recorded that this point of a sweep is done. A host that is silent has recorded nothing."""
     answers, _ = await ask_all(plan, ssh, remote.status, pace.check)

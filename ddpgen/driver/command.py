@@ -11,14 +11,16 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import asking, plan, secret_values, trace
 from .argv import USAGE, DriverCommand, UsageError, parse
 from .child import run
-from .ends import FAILED, NO_START, STOPPED
+from .ends import DONE, FAILED, NO_START, STOPPED
 from .ends import USAGE as WRONG_ARGUMENT
 from .fetch import fetch
 from .job import DriverRun
@@ -60,7 +62,11 @@ def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
     _prepare_process()
     try:
         with ready(hosts_plan, os.environ) as ssh:
-            return _run_points(command, Path(bundle), hosts_plan, ssh, pace or Pace(), values)
+            carry_out = partial(_carry_out, Path(bundle), ssh, pace or Pace(), values)
+            if not hosts_plan.points or command.action == "logs":
+                return asyncio.run(carry_out(hosts_plan, command))
+            is_done = partial(asking.is_done, ssh, pace or Pace(), command.arguments)
+            return _each_point(command, Path(bundle), hosts_plan, carry_out, is_done)
     except ValueError as error:
         return _complain(str(error), WRONG_ARGUMENT)
     except KeyboardInterrupt:
@@ -85,27 +91,22 @@ def _prepare_process() -> None:
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
 
-def _run_points(
+def _each_point(
     command: DriverCommand,
     bundle: Path,
     hosts_plan: Plan,
-    ssh: Ssh,
-    pace: Pace,
-    values: Mapping[str, str],
+    carry_out: Callable[[Plan, DriverCommand], Coroutine[Any, Any, int]],
+    is_done: Callable[[Plan, str], Coroutine[Any, Any, bool]],
 ) -> int:
-    """Carry out the command for one point of a sweep after the other; a job that is no sweep is one point.
+    """Carry out the command for one point of a sweep after the other. `is_done`: takes a point's plan and id.
 
     A point that has failed does not end the sweep. A point that was stopped, or could not start, does.
     """
-    names = command.points or tuple(hosts_plan.points)
-    if not names or command.action == "logs":
-        return asyncio.run(_run_command(command, bundle, hosts_plan, ssh, pace, values))
     codes = {}
-    for name in names:
+    for name in command.points or hosts_plan.points:
         at_point, chosen = hosts_plan.at_point(name), command
         if command.action == "run":
-            done = hosts_plan.points[name], command.arguments
-            if asyncio.run(asking.is_done(at_point, ssh, pace, *done)):
+            if asyncio.run(is_done(at_point, hosts_plan.points[name])):
                 print(f"ddpgen: {name} is done", file=sys.stderr)
                 continue
             chosen = replace(command, arguments=(f"--point={name}", *command.arguments))
@@ -113,22 +114,22 @@ def _run_points(
             whole = command.operand or str(bundle.parent / "checkpoints" / hosts_plan.name)
             chosen = replace(command, operand=os.path.join(whole, name))
         print(f"ddpgen: {name}:", file=sys.stderr)
-        codes[name] = asyncio.run(_run_command(chosen, bundle, at_point, ssh, pace, values))
+        codes[name] = asyncio.run(carry_out(at_point, chosen))
         only_check = command.arguments[:1] == ("--preflight",)
-        if command.action == "run" and (codes[name] not in (0, FAILED) or only_check):
+        if command.action == "run" and (codes[name] not in (DONE, FAILED) or only_check):
             return codes[name]
     if failed := [name for name, code in codes.items() if code]:
         return _complain(f"failed: {', '.join(failed)}; the reasons stand above", FAILED)
-    return 0
+    return DONE
 
 
-async def _run_command(
-    command: DriverCommand,
+async def _carry_out(
     bundle: Path,
-    hosts_plan: Plan,
     ssh: Ssh,
     pace: Pace,
     values: Mapping[str, str],
+    hosts_plan: Plan,
+    command: DriverCommand,
 ) -> int:
     launch = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     log_directory = bundle.parent / "logs" / hosts_plan.name / launch

@@ -58,7 +58,7 @@ class DriverRun:
         self._head = context.plan.head
         self._faults = FaultList(context.logs.directory.parent / bad_nodes.FILE)
         self._blamed: set[str] = set()  # hosts whose own fault has ended this start
-        self._excludes = context.plan.exclude_bad_nodes and arguments[:1] != ("--preflight",)
+        self._excludes = context.plan.exclude_bad_nodes and "--preflight" not in arguments[:2]
         starter = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
         self._environment = {
             "DDPGEN_LAUNCH": context.logs.directory.name,

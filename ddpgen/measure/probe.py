@@ -19,12 +19,15 @@ PROBE = "probe.json"
 
 
 def derived(reading: Reading, suffix: str, **changes: Any) -> Reading:
-    """Return the job as NAME-suffix, with a checkpoint directory of its own. `changes`: fields of the job."""
-    job = reading.job
+    """Return the job as NAME-suffix, with a checkpoint directory of its own. `changes`: fields of the job.
+
+    The first point of a sweep stands for all.
+    """
+    job = replace(reading.job, points={})
     directory = f"{job.checkpoint.path}-{suffix}" if job.checkpoint.path else None
     checkpoint = replace(job.checkpoint, dir=directory)
     return reading._replace(
-        job=replace(job, name=f"{job.name}-{suffix}", checkpoint=checkpoint, **changes)
+        job=replace(job, name=f"{job.name}-{suffix}", checkpoint=checkpoint, **changes), points={}
     )
 
 

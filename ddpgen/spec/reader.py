@@ -78,22 +78,22 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
     }
     jobs: dict[str, JobSpec] = {}
     missing: dict[str, list[Finding]] = {}
-    found: dict[str, list[Conflict]] = {}
+    conflicting: dict[str, list[Conflict]] = {}
     for tier, tree in merged.items():
         walk = Walk(_runs_script(tree), top_keys, partial(_group_with_field, models))
         job = Group(models[tier]).read(tree, (), walk)
-        conflicting = [c for c in conflicts(job) if walk.invalid_fields.isdisjoint(c.fields)]
+        of_tier = [c for c in conflicts(job) if walk.invalid_fields.isdisjoint(c.fields)]
         findings += walk.findings
-        fits = job.nodes == 1 and not walk.missing and not any(c.fatal for c in conflicting)
+        fits = job.nodes == 1 and not walk.missing and not any(c.fatal for c in of_tier)
         if fits or tier in named or len(overlays) == 1:
-            jobs[tier], missing[tier], found[tier] = job, walk.missing, conflicting
+            jobs[tier], missing[tier], conflicting[tier] = job, walk.missing, of_tier
     if all(overlays.values()):
         # Each tier has values of its own. Those below them are no job, and may still be wrong.
         for_script = any(map(_runs_script, merged.values()))
         walk = Walk(for_script, top_keys, partial(_group_with_field, models))
         Group(JobSpec).read(root, (), walk)
         findings += walk.findings
-    located = locate({tier: (merged[tier], each) for tier, each in found.items()})
+    located = locate({tier: (merged[tier], each) for tier, each in conflicting.items()})
     missing = _with_tiers(missing)
     readings = {}
     for tier, job in jobs.items():
@@ -106,38 +106,39 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
 
 
 def locate(
-    found: Mapping[str, tuple[Table, Sequence[Conflict]]],
+    conflicts_by_tier: Mapping[str, tuple[Table, Sequence[Conflict]]],
 ) -> dict[str, list[Finding]]:
-    """Return the findings of each tier. `found`: of each tier, the merged spec and the conflicts.
+    """Return the findings of each tier. `conflicts_by_tier`: of each tier, the merged spec and the conflicts.
 
     A conflict on all of several tiers is a fault of what they share. A conflict on some of them is a fault of their
     overlay, if the overlay has one of the fields; otherwise the finding names the tiers.
     """
     tiers: dict[Conflict, list[str]] = {}
-    for tier, (_, of_tier) in found.items():
+    for tier, (_, of_tier) in conflicts_by_tier.items():
         for conflict in of_tier:
             tiers.setdefault(conflict, []).append(tier)
     return _with_tiers(
         {
             tier: [
-                _locate(each, root, shared=1 < len(found) == len(tiers[each])) for each in of_tier
+                _locate(each, root, shared=1 < len(conflicts_by_tier) == len(tiers[each]))
+                for each in of_tier
             ]
-            for tier, (root, of_tier) in found.items()
+            for tier, (root, of_tier) in conflicts_by_tier.items()
         }
     )
 
 
-def _with_tiers(found: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
+def _with_tiers(findings_by_tier: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
     """Return the findings of each tier. One that is neither on all tiers nor below `targets` names its tiers."""
 
     def named(finding: Finding) -> Finding:
-        tiers = [tier for tier, findings in found.items() if finding in findings]
-        if len(tiers) == len(found) or finding.path.startswith("targets."):
+        tiers = [tier for tier, findings in findings_by_tier.items() if finding in findings]
+        if len(tiers) == len(findings_by_tier) or finding.path.startswith("targets."):
             return finding
         names = " and ".join([", ".join(tiers[:-1]), tiers[-1]] if tiers[1:] else tiers)
         return finding._replace(problem=f"on {names}: {finding.problem}")
 
-    return {tier: [*map(named, findings)] for tier, findings in found.items()}
+    return {tier: [*map(named, findings)] for tier, findings in findings_by_tier.items()}
 
 
 def _runs_script(root: Table) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from ddpgen import api, job
 from ddpgen.driver.state import JobState
 from ddpgen.errors import OptionRefusedError, SpecInvalidError, TargetUnavailableError, report
+from ddpgen.measure import bench, probe
 from ddpgen.monitor.record import Following, Launch, read_launches, write_launch
 from ddpgen.monitor.report import JobStatus, Report, facts
 from ddpgen.site.layers import Chosen
@@ -360,3 +361,14 @@ def test_two_specs_with_other_points_differ(run: Run, tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(f"{TOY}sweep: {{train.lr: [{rates}]}}\n")
     assert "lr=3" in run("diff", "a.yaml", "b.yaml").out
     assert run("diff", "a.yaml", "c.yaml").code == 0
+
+
+def test_a_probe_and_a_bench_take_the_first_point_alone() -> None:
+    for tier, reading in load(TOY + GRID).items():
+        probed = probe.probed(reading)
+        assert (probed.points, probed.job.points) == ({}, {})
+        words = TIERS[tier].plan(sweep.programmed(probed)).command
+        assert "--points" not in words.options
+        assert "--lr=0.01" in words.program
+    shaped = bench.shaped(load(TOY + GRID)["local"], "1", 60)
+    assert (shaped.points, shaped.job.points) == ({}, {})

@@ -58,9 +58,8 @@ def of_reason(reason: str, nodes: int) -> Fault | None:
 
 def _of_findings(texts: Sequence[str], nodes: int) -> Fault | None:
     findings = [_FINDING.fullmatch(text) for text in texts]
-    found = {(match[1], match[2]) for match in findings if match}
-    names = {name for _, name in found}
-    codes = {code for code, _ in found}
+    codes = {match[1] for match in findings if match}
+    names = {match[2] for match in findings if match}
     own = _OWN if nodes > 1 else _OWN_WITHOUT_PEERS
     if not all(findings) or len(names) != 1 or not codes <= own:
         return None

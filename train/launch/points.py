@@ -1,7 +1,7 @@
 """The points of a sweep: the command of one point, and the order in which one machine trains several.
 
-points.json in the bundle has two things for each point of each tier: the words of the training that not all points
-have, and an id of the point's whole training. A point has its own part of the checkpoint directory and of the store.
+For each point of each tier, points.json in the bundle has the words that the point adds to the program, and an id of its
+whole training. A point has its own part of the checkpoint directory and of the store.
 """
 
 from __future__ import annotations

@@ -84,3 +84,22 @@ def test_a_file_that_a_person_has_written_is_read_as_far_as_it_goes(tmp_path: Pa
     assert read(path) == []
     note(path, GPU)  # cannot be written, which is no reason to fail
     assert path.is_dir()
+
+
+def test_the_driver_of_the_hosts_reads_and_writes_the_same_file(tmp_path: Path) -> None:
+    """Neither may import the other: the driver runs where there is no train/, and train/ where there is no driver."""
+    from ddpgen.driver import bad_nodes as drivers
+    from ddpgen.driver.fault_list import FaultList
+
+    assert (drivers.FILE, drivers.HEADER, drivers.STARTS) == (
+        bad_nodes.FILE, bad_nodes.HEADER, bad_nodes.STARTS,
+    )  # fmt: skip
+    by_supervisor, by_driver = tmp_path / "supervisor", FaultList(tmp_path / "driver")
+    for node, why in ((GPU.node, GPU.why), (GPU.node, GPU.why), ("node3", "it was lost")):
+        note(by_supervisor, Fault(node, why))
+        by_driver.add(node, why)
+    expected = [(GPU.node, GPU.why)]
+    for path in (by_supervisor, by_driver.path):
+        assert [(f.node, f.why) for f in bad(read(path))] == expected
+        assert [(f.node, f.why) for f in drivers.bad(FaultList(path).read())] == expected
+        assert path.read_text().startswith(bad_nodes.HEADER)

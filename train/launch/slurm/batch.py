@@ -572,7 +572,7 @@ class Slurm:
         site = Site(
             needed=len(self._node_names),
             excluded=self._controller.hostnames(excluded) if excluded else (),
-            ours=starts.left_out,
+            added_before=starts.left_out,
             chosen=record.has("ReqNodeList") or record.has("Reservation"),
             kinds=self._controller.kinds(record),
         )

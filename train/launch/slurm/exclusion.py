@@ -15,21 +15,21 @@ from train.launch.bad_nodes import Fault
 class Site:
     """Slurm's answers about the nodes that could run the job.
 
-    `needed`: the number of nodes of a start. `excluded`: the nodes that the job leaves out now. `ours`: the nodes among
+    `needed`: the number of nodes of a start. `excluded`: the nodes that the job leaves out now. `added_before`: the nodes among
     them that ddpgen has added. `chosen`: the user has named the job's nodes or a reservation. `kinds`: the kind of each
     node of the partition; None if Slurm has not answered.
     """
 
     needed: int
     excluded: Sequence[str] = ()
-    ours: Sequence[str] = ()
+    added_before: Sequence[str] = ()
     chosen: bool = False
     kinds: Mapping[str, str] | None = None
 
     @property
     def users(self) -> list[str]:
         """The nodes that the user leaves out."""
-        return [node for node in self.excluded if node not in self.ours]
+        return [node for node in self.excluded if node not in self.added_before]
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def bad(*numbers: int) -> list[Fault]:
         ((1,), replace(SITE, excluded=["node1"]), "node1", ""),
         ((2,), replace(SITE, excluded=["node1", "node3"]), "node1 node3", "node2: without it the partition has 1 "),
         # Nodes that ddpgen had left out come back when nobody lists them.
-        ((), replace(SITE, excluded=["node1", "node2"], ours=["node2"]), "node1", ""),
-        ((2,), replace(SITE, excluded=["node2"], ours=["node2"]), "node2", ""),
+        ((), replace(SITE, excluded=["node1", "node2"], added_before=["node2"]), "node1", ""),
+        ((2,), replace(SITE, excluded=["node2"], added_before=["node2"]), "node2", ""),
         ((2,), replace(SITE, chosen=True), "", "node2: nodelist or reservation names "),
         # Without an answer, at most as many as the job has.
         ((2, 4, 1), replace(SITE, kinds=None), "node2 node4", "node1: sinfo does not answer, and 2 nodes are left out"),
