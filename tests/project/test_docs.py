@@ -60,6 +60,7 @@ def test_commands_of_the_document_run_and_show_what_it_says(
         assert missing is None, f"{place} shows {missing!r}; the command said\n{done.stdout}"
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.timeout(300)
 def test_the_notebook_trains_a_job_and_renders_it_for_slurm(

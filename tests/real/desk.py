@@ -85,4 +85,4 @@ class Desk:
             if re.search(pattern, said.out):
                 return said
             assert time.monotonic() < deadline, said
-            time.sleep(1)
+            time.sleep(2)  # a look takes a process here and one of ssh there

@@ -16,7 +16,8 @@ from typing import Any
 _MARK = f"planted-{secrets.token_hex(8)}"
 IN_ENVIRONMENT = {"HF_TOKEN": f"{_MARK}-1"}
 IN_FILE = f"{_MARK}-2"
-_SAMPLE_S = 0.05
+_SAMPLE_S = 0.1
+_MOST_BYTES = 1 << 21
 
 
 def field(file: object) -> list[Any]:
@@ -68,6 +69,11 @@ def in_files(*places: Path) -> list[Path]:
 
 
 def _of_all(name: str) -> Iterator[bytes]:
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        # By the system calls alone: a look at all processes is made many times a second.
         with contextlib.suppress(OSError):
-            yield (process / name).read_bytes()
+            descriptor = os.open(f"/proc/{process}/{name}", os.O_RDONLY)
+            try:
+                yield os.read(descriptor, _MOST_BYTES)
+            finally:
+                os.close(descriptor)

@@ -30,6 +30,7 @@ def found(place: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.nightly
 def test_one_and_two_processes_here(tmp_path: Path) -> None:
     spec = jobs.spec(TOY, rendezvous={"launcher": "env"})
     done = begin(tmp_path, spec, "--shapes", "1,2", "--repeats", "1", "--steps", "20")

@@ -50,7 +50,7 @@ def wait_for(ask: Callable[[], Said], pattern: str, code: int) -> str:
     began = time.monotonic()
     while not re.search(pattern, (said := ask()).stdout, re.MULTILINE):
         assert time.monotonic() - began < 60, said.stdout + said.stderr
-        time.sleep(0.3)  # two cores have more to do than to look
+        time.sleep(1)  # two cores have more to do than to look
     assert said.returncode == code, said.stdout
     return said.stdout
 

@@ -48,6 +48,7 @@ def test_three_virtual_machines_on_a_bridge_with_static_ranks(tmp_path: Path) ->
     assert "vm1 | ddpgen: vm1: interface enp1s0, address 192.168.122.11" in driver.lines
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_two_machines_on_a_vpn_whose_names_lead_elsewhere(tmp_path: Path) -> None:
     def machine(name: str, address: str, other: str) -> Host:
@@ -271,7 +272,7 @@ out.write_bytes(b"\\0".join(map(os.fsencode, words)))
 """
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "env"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.nightly), "env"])
 def test_hostile_values_arrive_byte_for_byte(rig: Rig, tmp_path: Path, launcher: str) -> None:
     word = "a b'c\"d\n$(touch pwned) é"
     spec = {

@@ -226,9 +226,10 @@ def build(context, host):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("host", "rank", "restarts"),
-    [("laptop", 1, 0), pytest.param("desk", 0, 3, marks=pytest.mark.nightly)],
+    [("laptop", 1, 0), ("desk", 0, 3)],
 )
 def test_a_crash_of_the_users_code_is_told_by_every_status(
     rig: Rig, tmp_path: Path, host: str, rank: int, restarts: int

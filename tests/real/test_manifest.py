@@ -28,6 +28,7 @@ def tree(bundle: Path) -> dict[str, tuple[int, bytes]]:
     return {name: ((bundle / name).stat().st_mode, (bundle / name).read_bytes()) for name in names}
 
 
+@pytest.mark.nightly
 def test_a_kill_and_a_stop_are_on_record_and_no_secret_is(tmp_path: Path) -> None:
     spec = jobs.spec(
         {

@@ -22,6 +22,7 @@ LONG = ["--steps=100000", "--world-size=2"]
 TAKEN = f"preempted: aws takes this machine back at {WHEN}"
 
 
+@pytest.mark.nightly
 def test_a_cloud_that_takes_one_machine_back_stops_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

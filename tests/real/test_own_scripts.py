@@ -109,9 +109,10 @@ def workers(job: jobs.Job) -> list[int]:
     return [each for child in jobs.children(job.process.pid) for each in jobs.children(child)]
 
 
+@nightly
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("nanogpt", "--max_iters=1200"), pytest.param("huggingface", "--epochs=2", marks=nightly)],
+    [("nanogpt", "--max_iters=1200"), ("huggingface", "--epochs=2")],
 )
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     name: str, argument: str, tmp_path: Path
@@ -323,16 +324,13 @@ BY_ARGUMENT = "'--resume' in sys.argv", {"exists": "ckpt.pt", "args": "--resume"
 BY_ITSELF = "os.path.exists('ckpt.pt')", {}
 
 
+@nightly
 @pytest.mark.usefixtures("rig_possible")
 @pytest.mark.parametrize(
     ("goes_on", "resume", "code", "says"),
     [
         (*BY_ARGUMENT, 69, "DIR007   laptop  desk has {kept} of step {step}, and laptop has none"),
-        pytest.param(
-            *BY_ITSELF, 1,
-            "desk resumes from {kept} of step {step}, and laptop begins at step 0; copy it",
-            marks=nightly,
-        ),
+        (*BY_ITSELF, 1, "desk resumes from {kept} of step {step}, and laptop begins at step 0; copy it"),
     ],
 )  # fmt: skip
 def test_hosts_of_which_one_lacks_the_checkpoint_do_not_train_over_it(

@@ -38,6 +38,7 @@ def assert_free(job: Batch) -> None:
     assert [name for name in names if name == "slurm-job" or "bundle-" in name] == []
 
 
+@pytest.mark.nightly
 def test_a_node_whose_gpu_driver_fails_twice_is_left_out_of_the_third_start(
     cluster: Slurm,
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_node_whose_gpu_driver_fails_twice_is_left_out_of_the_third_start(
     assert cluster.show(job.id)["ExcNodeList"] == "node1"
 
 
+@pytest.mark.nightly
 def test_a_job_submitted_from_inside_an_allocation_gets_what_it_asks_for(cluster: Slurm) -> None:
     own = {"mem": "1G", "extra": ["--hint=nomultithread", "--distribution=block"]}
     wanted = batch.spec("inside", tier=own)

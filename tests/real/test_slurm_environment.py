@@ -123,6 +123,7 @@ def test_an_environment_is_entered_on_every_node(
         assert words in log
 
 
+@pytest.mark.nightly
 def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slurm) -> None:
     shared = cluster.rig.shared
     wheels.write(shared / "wheels")

@@ -67,6 +67,7 @@ def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> No
     assert len({port for (port,) in ports}) == AT_ONCE
 
 
+@pytest.mark.nightly
 def test_a_second_job_for_the_same_directory_is_refused_and_the_first_stays_away_when_cancelled(
     cluster: Slurm,
 ) -> None:

@@ -55,6 +55,7 @@ def test_points_on_this_machine_are_trained_one_after_the_other_and_only_what_is
         jobs.assert_same_bits(jobs.final_tensors(directory / f"seed={seed}"), expected)
 
 
+@pytest.mark.nightly
 def test_a_point_that_fails_is_named_at_the_end_and_the_others_are_trained(tmp_path: Path) -> None:
     wanted = jobs.spec({**batch.TRAIN, "workload": "toy", "steps": 4}, restarts=0)
     wanted["sweep"] = [{"train.seed": 1}, {"train.seed": 2}]
@@ -101,6 +102,7 @@ def desk(new_slurm: NewSlurm, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return Desk(new_slurm(nodes=2), tmp_path_factory.mktemp("desk"), login=True)
 
 
+@pytest.mark.nightly
 def test_a_sweep_on_slurm_with_a_profile_goes_through_kills_and_a_preemption(
     desk: Desk, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_sweep_on_slurm_with_a_profile_goes_through_kills_and_a_preemption(
         jobs.assert_same_bits(jobs.final_tensors(kept), jobs.final_tensors(hand))
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_waits_and_runs_is_stopped_as_a_whole(desk: Desk) -> None:
     desk.sit_down("few", array_parallelism=1)
     spec = yaml.safe_load((desk.here / "job.yaml").read_text())
