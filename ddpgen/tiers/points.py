@@ -14,6 +14,8 @@ from ddpgen.monitor.report import JobStatus, without_empty_columns
 from ddpgen.tiers.registry import TIERS
 
 _AT_ONCE = 8  # questions, because each may cost an ssh
+# A reason may be as long as a message; status --only=POINT shows all of it.
+_WIDEST_STATE = 60
 _HEADS = ("point", "state", "step", "loss", "evaluation", "speed", "time left", "job")
 
 # The status of a point, or the error that hides it.
@@ -95,6 +97,7 @@ def _row(name: str, answer: Answer) -> tuple[str, ...]:
     state = report.headline() if report and begun else idle
     # The step and its time stand in columns of their own.
     state = state.partition(" at step ")[0] if ": " not in state else state
+    state = state if len(state) <= _WIDEST_STATE else f"{state[: _WIDEST_STATE - 1]}…"
     cells = (values.get(head, "") for head in _HEADS[2:-1])
     return (name, state, *cells, answer.jobs)
 

@@ -590,6 +590,43 @@ def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
     assert (waiting.id, waiting.task, waiting.waiting) == ("8_1-3%2", "", True)
 
 
+@pytest.mark.parametrize(
+    ("waiting", "words"),
+    [
+        (["59_0-7%2"], ["--state=PENDING", "59"]),
+        (["59_3"], ["59_3"]),  # --state=PENDING would take all tasks that wait
+        (["59_3", "60"], ["--state=PENDING", "59_3", "60"]),
+    ],
+)
+def test_what_waits_is_named_to_scancel(waiting: list[str], words: list[str]) -> None:
+    assert slurm_jobs.cancel_waiting(waiting, "") == ["scancel", *words]
+
+
+def test_a_point_of_a_sweep_is_submitted_and_taken_out_alone(
+    run: Run, spec: Spec, cluster: Cluster
+) -> None:
+    swept = spec(SLURM + "sweep: {train.seed: 0..2}\n")
+    launched = run("launch", swept, "--target", "slurm", "--only", "seed=1")
+    assert launched.code == 0, launched.err
+    assert "--array=1" in cluster.calls("sbatch")[0]
+    # Waiting tasks of an array share one record.
+    shared = record("4711", "PENDING", ArrayJobId="4711", ArrayTaskId="1-2")
+    cluster.answers("scontrol.4711_1", f"0\n{shared}")
+    (cluster.state / "scancel.then").write_text('rm "$state/scontrol.4711_1"\n')
+    assert run("stop", "job.yaml") == (0, "seed=1: taken out of the queue: 4711_1\n", "")
+    assert cluster.calls("scancel") == [["4711_1"]]
+
+
+def test_a_task_that_slurm_has_forgotten_is_not_an_error(
+    run: Run, spec: Spec, cluster: Cluster
+) -> None:
+    run("launch", spec(SLURM + "sweep: {train.seed: 0..1}\n"), "--target", "slurm")
+    cluster.answers("scontrol", "1\nJob 4711_0 not found\n")  # Slurm 22.05
+    told = run("status", "job.yaml")
+    assert told.code == 0, told.err
+    assert "2 points: 2 not begun" in told.out
+
+
 def test_every_state_is_known_once_and_the_runtime_agrees() -> None:
     groups = (slurm_jobs.WAITING, slurm_jobs.RUNNING, slurm_jobs.ENDED)
     assert sum(map(len, groups)) == len(frozenset().union(*groups)) == 29

@@ -231,6 +231,14 @@ def test_the_status_of_a_sweep_is_a_table_with_a_row_for_each_point() -> None:
     assert runs[1].get("job") == "7_1 RUNNING"
 
 
+def test_a_long_reason_does_not_widen_the_table() -> None:
+    status = points.together({"lr=1": at("failed", 3, reason="no memory left " * 20)})
+    row = str(status.parts[1])
+    assert " failed at step 3: no memory left" in row
+    assert len(row) < 90
+    assert "…" in row
+
+
 def test_a_sweep_has_ended_with_its_last_point_and_an_error_of_all_is_the_error() -> None:
     assert points.together({"a": at("done"), "b": at("stopped")}).ended
     with pytest.raises(TargetUnavailableError, match="no ssh"):

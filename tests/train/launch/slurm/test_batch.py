@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ import pytest
 
 from tests.train.launch.slurm.test_job import shown
 from train.base.scheduler import VARIABLE
+from train.launch import points
+from train.launch.points import Training
 from train.launch.slurm.directory import Directory
 
 ROOT = Path(__file__).parents[4]
@@ -281,6 +284,23 @@ def test_a_bad_node_that_must_stay_is_named_and_the_job_goes_on(
     assert "starting the nodes" in log
     assert "does not leave nodes out" not in log  # once is enough
     assert changes(start) == ["requeue 7"] * 3
+
+
+def test_a_point_of_a_sweep_that_is_done_is_not_trained_again(start: Start) -> None:
+    start.write("srun", "#!/bin/bash\nexit 3\n")
+    listed = {"slurm": {"lr=1": {"words": ["--lr=1"], "id": "a"}}}
+    (start.bundle / "points.json").write_text(json.dumps(listed))
+    start.job(old="JobId=7 ", new="JobId=7 ArrayJobId=7 ArrayTaskId=0 ")
+    directory = start.checkpoints / "lr=1"
+    directory.mkdir(parents=True)
+    (directory / "status").write_text("done slurm.6.0 4")
+    points.mark(directory, Training("b", ()))
+    code, said = start.run("--points", "--point=lr=1")
+    assert code != 0, said
+    assert "starting the nodes" in said
+    (directory / "status").write_text("done slurm.6.0 4")
+    points.mark(directory, Training("a", ()))
+    assert start.run("--points", "--point=lr=1") == (0, "lr=1 is done")
 
 
 def test_bad_nodes_are_kept_if_the_spec_says_so(start: Start) -> None:
