@@ -101,7 +101,7 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # No rank trains before the status says `running`. Otherwise a rank could crash first, and hide its `failed` by that.
+        # No rank trains before the status is `running`. Otherwise a rank could fail first, and `running` replace its `failed`.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -120,7 +120,7 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: writes this host's status, on the host's first rank; None without node directories.
+    `records`: on rank 0 only. `host`: writes the status of one of several hosts, on its first rank; else None.
     `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
     has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint; empty without a checkpoint.
     `state`: all that changes during a run.
@@ -180,7 +180,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host whose disk had it, "" if rank 0's disk did or nobody's.
+        """Resume from the newest checkpoint. Returns the host that had it; "" if rank 0 had it, or nobody.
 
         Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
@@ -215,8 +215,8 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With data workers, a worker reads the batch twice, because this process must not open the dataset's files. It is
-        # one worker: if a dataset is random, two workers would draw the same numbers, and this check would see nothing.
+        # With data workers, a worker reads the batch twice, because this process must not open the dataset's files. Two
+        # workers would have the same seed, read the same batch from a random dataset, and hide that it is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -231,7 +231,7 @@ class Trainer:
             return self._loss(model, 0, to_device(batch, device))
 
         self.repeats = repeats.check(model, compute, read, self.world, may_meet)
-        self.shares.balances &= self.repeats  # else a change would change the bits
+        self.shares.balances &= self.repeats  # other shares would change the bits otherwise
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
@@ -306,7 +306,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run writes its last checkpoint before it evaluates that step. If this run is longer, that is done now.
+            # A run evaluates its last step after the last checkpoint. If the run goes on, it evaluates that step now.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:

@@ -23,6 +23,8 @@ _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?", re.ASCII)
 _QUAD = re.compile(r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
 _LEADING_ZERO = re.compile(r"(^|\.)0[0-9]")
+# HOST:/path, as scp and rsync take it.
+_SCP = re.compile(r"([\w.-]+@)?[\w.-]+:(?=[/~](?!/))", re.ASCII)
 # A checkpoint in the directory of a job, or in its part of a bucket.
 _STEP = re.compile(r"(^|/)step-[0-9]{9,}(/|$)")
 # Values in a URL that give access to a store, such as the signature of Azure's shared access.
@@ -101,6 +103,9 @@ def path_fault(path: str) -> Refused | None:
     if path.startswith("~") and not (path + "/").startswith("~/"):
         problem = f"{show(path)} is the home of another user, which only a login shell finds"
         return Refused(problem, "write ~/path or /path")
+    if scp := _SCP.match(path):
+        problem = f"{show(path)} is a place for scp, and here a directory of this name"
+        return Refused(problem, f"write {path[scp.end() :]}, as the host itself names it")
     return variable_fault(path)
 
 
@@ -190,6 +195,8 @@ def url_fault(url: str) -> Refused | None:
         return Refused(problem, did_you_mean(scheme, SCHEMES))
     if not rest.strip("/"):
         return Refused(f"{url} names no place", f"write {scheme}://NAME")
+    if scheme in ("file", "local") and not rest.startswith("///"):
+        return Refused(f"{url} names a host, and no directory", f"write {scheme}:///PATH")
     user, at, _ = rest[2:].partition("/")[0].rpartition("@")
     if ":" in user or (at and scheme in ("s3", "s3a", "gs", "gcs")) or _CREDENTIALS.search(rest):
         problem = (

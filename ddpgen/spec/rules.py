@@ -306,6 +306,9 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
     if best and train.workload and not train.eval_every:
         problem = "has one evaluation to choose from, at the end"
         yield Conflict(("train.best", "train.eval_every"), problem, "write eval_every: 100 steps")
+    if best and train.steps and train.eval_every >= train.steps:
+        problem = f"comes once in {train.steps} steps, so there is nothing to choose from"
+        yield Conflict(("train.eval_every",), problem, "write a smaller number", False)
 
 
 def _paths(job: JobSpec) -> Iterator[Conflict]:

@@ -268,7 +268,7 @@ def test_what_is_hardly_meant_is_a_warning(slurm: str, where: str, word: str) ->
 
 
 NOTATIONS = [
-    (ArrayIndices(), "3  0-7  1-1  1,3,5  0-15:4%2  1-3,7-9", "0-  -1  1,,2  1,  1-2-3  0-7%  %2  0:2  0-3%2,5"),
+    (ArrayIndices(), "3  0-7  1-1  1,3,5  0-15:4%2  1-3,7-9", "0-  -1  1,,2  1,  1-2-3  0-7%  0-7%0  %2  0:2  0-3%2,5"),
     (
         NodeList(),
         "a  a,b  n_1.x  node[1-3]  node[01-03,07]-ib,x  rack[1-2]node[1-8]  a*4  hosts/four  /tmp/x",

@@ -56,7 +56,7 @@ class NotBegunError(Exception):
 
 
 class Supervisor:
-    """One launch of one host."""
+    """One start on one host."""
 
     def __init__(
         self, tier: Tier, options: argparse.Namespace, command: Command, events: Events
@@ -98,7 +98,7 @@ class Supervisor:
             )
         check_arguments(
             self._command, self._tier.leading
-        )  # after load(): its message hides the secrets
+        )  # after secrets.load(), so that its message can hide them
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:
@@ -430,8 +430,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Assume that another host or the store has a checkpoint. Without other hosts and a store, assume a
-                    # checkpoint only after a clean stop.
+                    # Assume that another host or the store has a checkpoint. If there is neither, assume a checkpoint
+                    # only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -1,7 +1,7 @@
 """A client's part: find the head, tell it about this host, do as it says, hear the verdict.
 
-Owns the client's patience without the head, the judgement of the program that answers at the head's port, and the
-findings that a client makes by itself.
+Owns how long a client looks for the head, and the findings that it makes by itself. It judges the program that answers
+at the head's port.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from train.run.layout import node_directory
 
 _AGAIN_S = 0.25
 _SOON_S = 0.05  # in the first second, because hosts that start together come within a moment
-# If a store and no preflight answers at the head's port for this long, a run is under way.
+# If a TCPStore answers at the head's port for this long, and no preflight does, a run is under way.
 _STORE_S = 3.0
 # If another program or host answers at the head's port for this long, the head will not come.
 _SURE_S = 5.0
 _LINE = 1000  # characters of the head's words
-# A faulty host looks for the head, to tell it, for _FAULTY_S after the start and _HEARD_S after its checks.
+# A faulty host looks for the head in order to report its fault. It gives up _FAULTY_S after the start or _HEARD_S after
+# its checks, whichever is later.
 _FAULTY_S = 6.0
 _HEARD_S = 3.0
 _ANSWER_S = 4.0
@@ -96,7 +97,7 @@ class Client:
         self._report = await examined(self._settings, examine)
         self._examined_at = time.monotonic()
         while True:
-            # A call proves that the head is there: this attempt shows whether it can be reached.
+            # If the head has connected to this host, it is there. The attempt shows whether this host can connect to it.
             call = self._call
             conn = await self._search.attempt()
             if conn is None and call is not None and self._is_settled():
@@ -123,14 +124,14 @@ class Client:
         await self._listener.close()
 
     async def _pause(self) -> None:
-        """Before the next attempt; not where the head has just called."""
+        """Wait before the next attempt. Do not wait if the head has just called."""
         young = time.monotonic() < self._began + 1
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._called.wait(), _SOON_S if young else _AGAIN_S)
         self._called.clear()
 
     async def _listen(self) -> None:
-        """At the head's port, too: the head calls there. Not where the head is this very machine."""
+        """Listen at the head's port number as well, because the head calls there; not if the head is this machine."""
         with contextlib.suppress(WireError):
             if await self._is_heads_machine():
                 return
@@ -147,7 +148,7 @@ class Client:
         return meant or not own or own == head or await resolve(own) == address
 
     async def _answer(self, conn: Conn) -> None:
-        """Somebody has connected: the head, a neighbour that probes, or who knows."""
+        """Answer a connection. It may come from the head, from a neighbour that probes, or from anybody else."""
         conn.send("identity", **vars(self._hello))
         first = await conn.receive(_ANSWER_S)
         if first["kind"] == "probe":
@@ -164,7 +165,7 @@ class Client:
     # --- without the head -------------------------------------------------------------------------
 
     def _is_settled(self) -> bool:
-        """Whether the attempt says what keeps this host from the head; one that is busy may be slow."""
+        """True if the last attempt shows what keeps this host from the head. A head that is busy may only be slow."""
         met = self._search
         return not (self._head_listens and met.is_program and met.met_for_s < self._sure_s)
 
@@ -174,7 +175,10 @@ class Client:
 
     @property
     def _fault(self) -> Finding | None:
-        """What keeps this host from the head; a program at its port only where the head can listen there."""
+        """The fault that keeps this host from the head.
+
+        A program at the head's port is a fault only if the head is known to listen there, and has had time to.
+        """
         met = self._search
         if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
             return None
@@ -219,8 +223,10 @@ class Client:
     # --- with the head ----------------------------------------------------------------------------
 
     async def _attend(self, conn: Conn) -> PreflightResult | None:
-        """Do as the head says; None where it hangs up before it has let this host in: the hosts may have
-        gathered without it."""
+        """Do as the head says. Return None if the head hangs up before it has admitted this host.
+
+        The other hosts may have gathered without this one then.
+        """
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance

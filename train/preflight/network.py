@@ -119,8 +119,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # No interface has the head's address, so the route to the peer would decide. The peer's name does not resolve:
-        # report that, and choose nothing.
+        # No interface has the head's address, so the route to the peer would choose the interface. The peer's name does
+        # not resolve: report that, and choose nothing.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,

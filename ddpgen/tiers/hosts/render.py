@@ -45,6 +45,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         yield Conflict(("hosts",), problem, "write targets: {hosts: {hosts: [NAME, NAME]}}")
         return
     yield from _names(job)
+    yield from _shared_addresses(job)
     yield from _numbers(job)
     yield from rules.ssh_options(job.ssh_options)
     if len(job.hosts) > 1:
@@ -130,6 +131,16 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
     if gpus and procs > gpus:
         problem = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
         yield Conflict(fields, problem, f"write procs: {gpus}")
+
+
+def _shared_addresses(job: HostsJob) -> Iterator[Conflict]:
+    names: dict[str, str] = {}
+    for i, host in enumerate(job.hosts):
+        other = names.setdefault(address(host), host.name)
+        if host.address and other != host.name:
+            problem = f"{host.address} is also the address of {other}"
+            remedy = "write the address of this host"
+            yield Conflict((f"hosts[{i}].address",), problem, remedy, False)
 
 
 def _address(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:

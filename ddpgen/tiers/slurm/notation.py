@@ -58,7 +58,9 @@ class ArrayIndices(Directive):
 
     def __init__(self) -> None:
         item = "[0-9]+(-[0-9]+(:[0-9]+)?)?"
-        super().__init__(rf"{item}(,{item})*(%[0-9]+)?", "indices like 0-7, 0-7%2 or 1,3,8-16:4")
+        super().__init__(
+            rf"{item}(,{item})*(%[1-9][0-9]*)?", "indices like 0-7, 0-7%2 or 1,3,8-16:4"
+        )
 
     def parse(self, raw: Scalar) -> str:
         text = super().parse(raw)
