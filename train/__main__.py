@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from train.base.errors import exit_now
+from train.base.errors import exit_now, run_tool
 
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     if command in _SMALL:
         module, function = _SMALL[command]
         main_of: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
-        return main_of(rest)
+        return run_tool(main_of, rest) if ".tools." in module else main_of(rest)
     if command not in ("script", "run") and not command.startswith("-"):
         print(_USAGE, end="", file=sys.stderr)
         print(f"python -m train: unknown command {command!r}", file=sys.stderr)

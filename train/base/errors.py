@@ -11,11 +11,13 @@ import atexit
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse, click and many others end with it
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the directory is taken, or torch is missing
 EXIT_CHANGED = 76  # ended to meet again as another world: torchrun's agents restart the workers
+EXIT_READER_LEFT = 141  # as a shell reports SIGPIPE: 128 + 13
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to resume
 
 # The two things that an exception may say of another process: it is gone, or it is late.
@@ -84,6 +86,17 @@ def start_command(among_hosts: bool) -> str:
     """Return the command that starts the job, for a message. A launch script may override it by DDPGEN_SCRIPT."""
     script_command = "bash hosts/run.sh" if among_hosts else "bash local.sh"
     return os.environ.get("DDPGEN_SCRIPT") or script_command
+
+
+def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Return `main(argv)`, the exit code of a command that prints for a reader.
+
+    A reader may leave before the end of the output, as in `… | head -1`. Then end without a traceback, like any filter.
+    """
+    try:
+        return main(argv)
+    except BrokenPipeError:
+        return EXIT_READER_LEFT
 
 
 def exit_now(code: int) -> None:

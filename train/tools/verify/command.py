@@ -114,14 +114,15 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--steps={options.steps}: at least one step")
     if options.unpack and options.keep is None:
         parser.error("--unpack needs --keep=DIR")
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _interrupt)
+    _on_signals(_interrupt)
     try:
         return _verify(options)
     except Refusal as refusal:
         code, why = refusal.code, str(refusal)
     except TrainError as error:
         code, why = EXIT_UNAVAILABLE, str(error)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         what = f"{error.filename or options.keep or 'the replay'}: {error.strerror}"
         code, why = EXIT_UNAVAILABLE, f"{what}; correct that, or name another place with --keep"
@@ -137,9 +138,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    _on_signals(signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
+
+
+def _on_signals(action: Any) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, action)
 
 
 def _verify(options: argparse.Namespace) -> int:
