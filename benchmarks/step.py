@@ -15,6 +15,8 @@ process of the tracker takes the rows a second later:
   all on          each rank's times and their rows, share: auto, and the tracker tensorboard
   all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
 
+With --digest our loop with the weights hashed every 10 steps (train.digest) against the same without.
+
 With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
 card):
 
@@ -53,6 +55,7 @@ LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000
 TOY = "--arg=batch_norm=true --arg=hidden=256 --optimizer=sgd --global-batch-size=64"
 LOOPS = ("bare", "ours/tree", "ours/allreduce")
 ALL_ON = ("all off", "all on")
+DIGEST = ("digest off", "digest on")
 ON_GPU = ("bare", "bare/exact", "ours/tree")
 # name -> (argv of the run, processes to measure with)
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -92,6 +95,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block, about")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all-on", action="store_true", help="compare all on and all off, instead")
+    parser.add_argument("--digest", action="store_true", help="hashes of the weights on and off")
     parser.add_argument("--cuda", action="store_true", help="on GPU 0, which all processes share")
     parser.add_argument("--determinism", action="store_true", help="portable against the default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -100,7 +104,8 @@ def main() -> None:
         work(json.loads(options.worker), options.blocks, options.seconds)
         return
     results = []
-    contenders = ON_GPU if options.cuda else ALL_ON if options.all_on else LOOPS
+    chosen = {ON_GPU: options.cuda, ALL_ON: options.all_on, DIGEST: options.digest, LOOPS: True}
+    contenders = next(each for each, is_chosen in chosen.items() if is_chosen)
     for name, (argv, worlds) in (GPU_CASES if options.cuda else CASES).items():
         for world in worlds if options.only in name else ():
             if options.determinism:
@@ -180,6 +185,8 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
         "bare/exact": lambda: bare(parse(fixed), world, exact=True),
         "ours/tree": lambda: ours(parse(fixed), world, directory / "tree"),
         "ours/allreduce": lambda: ours(parse(all_reduce), world, directory / "allreduce"),
+        "digest off": lambda: ours(parse(fixed), world, directory / "plain"),
+        "digest on": lambda: ours(parse([*fixed, "--digest"]), world, directory / "digest"),
         "all off": lambda: ours(parse(fixed), world, directory / "off", NoClock()),
         "all on": lambda: ours(parse(tracked), world, directory / "on"),
     }
@@ -342,7 +349,7 @@ def print_result(result: dict[str, Any]) -> None:
             f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
     pairs = (
-        ("ours/tree", "bare"), ("bare/exact", "bare"), ("ours/tree", "bare/exact"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off")
+        ("ours/tree", "bare"), ("bare/exact", "bare"), ("ours/tree", "bare/exact"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off"), ("digest on", "digest off")
     )  # fmt: skip
     for a, b in pairs:
         if a not in times or b not in times:

@@ -122,7 +122,7 @@ class Trainer:
 
     `records`: on rank 0 only. `host`: writes the status of one of several hosts, on its first rank; else None.
     `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
-    has accepted. `earlier`: on rank 0, the manifest of the start that wrote the checkpoint; empty without a checkpoint.
+    has accepted. `earlier`, `marker`: of the checkpoint, on rank 0: the manifest of its start, and its checkpoint.json.
     `state`: all that changes during a run.
     """
 
@@ -133,7 +133,7 @@ class Trainer:
     repeats = True
     earlier: Sequence[Mapping[str, Any]] = ()
     accepted: Sequence[str] = ()
-    tracker_run = ""
+    marker: Mapping[str, Any] | None = None
     profile: Profile | None = None
 
     def __init__(
@@ -190,7 +190,7 @@ class Trainer:
         self.accepted = startup.check_settings(self.config, self.settings, self.world, newest)
         self.earlier = newest.earlier
         restore(self.state, newest.source)
-        self.tracker_run = str(newest.source.meta.get("tracker_run", ""))
+        self.marker = newest.source.meta
         if self.state.step > self.last_step:
             raise TrainError(
                 f"the newest checkpoint in {directory} is of step {self.state.step}, beyond the "
@@ -272,7 +272,7 @@ class Trainer:
             repeats=self.repeats,
             accepted=self.accepted,
             earlier=self.earlier,
-            tracker_run=self.tracker_run,
+            marker=self.marker,
             rank_names=rank_names,
             checkpoint_host=checkpoint_host,
             argv=argv,

@@ -73,7 +73,7 @@ def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
         raise Refused(f"shape gpu: the job has no GPUs on {DEFAULT_TIER}", "write gpus_per_node: 1")
     train = replace(
         job.train, steps=steps, epochs=None, warmup_steps=min(job.train.warmup_steps, steps - 1),
-        eval_every=0, best=None, early_stop=None, log_every=BLOCK,
+        eval_every=0, best=None, early_stop=None, log_every=BLOCK, digest=False,
     )  # fmt: skip
     shaped_reading = probe.derived(reading, f"bench-{shape}", train=train, restarts=0, **changes)
     checkpoint = replace(shaped_reading.job.checkpoint, every=Period(None, 86400.0), keep=1)

@@ -193,6 +193,7 @@ class Train:
     best: Best | None = setting(Group(Best, shorthand="metric"), None)
     early_stop: EarlyStop | None = setting(Group(EarlyStop), None)
     log_every: int = setting(Steps(1), 10)
+    digest: bool | None = setting(Flag(), None)
     profile: Profile | None = setting(Group(Profile, shorthand="steps"), None)
     trackers: tuple[str, ...] = setting(Texts(Choice("tensorboard", "wandb", "mlflow")), ())
     args: Mapping[str, Any] | tuple[str, ...] = setting(
@@ -319,6 +320,15 @@ class JobSpec:
     def weighted(self) -> bool:
         """True if the spec gives some processes more work than others."""
         return False
+
+    @property
+    def digests(self) -> bool:
+        """True if the weights are hashed every `log_every` steps. By default they are if each of these steps has a
+        checkpoint, whose copy can be hashed."""
+        if self.train.digest is not None or self.preempted_after is not None:
+            return bool(self.train.digest)
+        period = self.checkpoint.every.steps
+        return period is not None and self.train.log_every % period == 0
 
     @property
     def balances(self) -> bool:

@@ -201,6 +201,8 @@ def _program(
     )
     if balances:
         yield "--balance"
+    if job.digests:
+        yield "--digest"
     yield from non_default_times(
         ("rendezvous-timeout", job.rendezvous, "timeout"),
         ("collective-timeout", job.rendezvous, "collective_timeout"),

@@ -34,6 +34,26 @@ def test_the_generator_and_the_training_share_out_alike(
         assert counts == list(data.shares_by_weight(micro_batches, weights))
 
 
+@pytest.mark.parametrize(
+    ("more", "digests"),
+    [
+        ("", False),
+        ("checkpoint: {every: 10 steps}", True),
+        ("checkpoint: {every: 5 steps}", True),
+        ("checkpoint: {every: 20 steps}", False),
+        ("checkpoint: {every: 10 steps}\ntrain.digest: false", False),
+        ("train.digest: true", True),
+    ],
+)
+def test_weights_are_hashed_by_default_where_each_hash_has_a_checkpoint(
+    more: str, digests: bool
+) -> None:
+    checkpoint, _, digest = more.partition("train.")
+    workload = "workload: toy, steps: 30, global_batch_size: 8, micro_batch_size: 2"
+    train = f"train: {{{workload}{digest and f', {digest}'}}}"
+    assert ("--digest" in command(f"name: j\n{train}\n{checkpoint}\n")) is digests
+
+
 # tests/ddpgen/test_schema.py validates the other examples, and test_reproduce.py renders them.
 @pytest.mark.parametrize(
     ("name", "tier"),

@@ -26,5 +26,5 @@ exec python3 -m train supervise host --me=node3 \
     --rdzv-conf=is_host={is_head},join_timeout=120,last_call_timeout=15 --local-addr={address} \
     --nproc-per-node=1 --max-restarts=1000 --monitor-interval=0.1 -- \
   run --workload=toy --steps=5000 --global-batch-size=48 --micro-batch-size=8 --optimizer=sgd \
-    --lr=0.05 --log-every=100 --backend=gloo --balance --collective-timeout=30s \
+    --lr=0.05 --log-every=100 --backend=gloo --balance --digest --collective-timeout=30s \
     --checkpoint-every='20 steps' --elastic --checkpoint-dir={checkpoint_dir} -- "$@"

@@ -26,14 +26,14 @@ import torch
 from tests.train.workers import TIMEOUT_S, run
 from tests.train.world import in_world
 from train.base.errors import TrainError
-from train.checkpoint import disk
+from train.checkpoint import disk, weights
 from train.distributed.agreement import assemble
 from train.distributed.process_group import World
 from train.run import bundle, manifest
 from train.run.manifest import RunManifest, fingerprint
 from train.run.node import Node
 from train.run.provenance import merged, read_manifest
-from train.training import numerics, weights
+from train.training import numerics
 from train.training.environment import distributions, identity
 
 PARTS = Path(__file__).with_name("own_parts.py")

@@ -136,7 +136,10 @@ def whole() -> History:
         "units_per_step": 64,
         "code": "",
         "exact_on_any_world_size": False,
-        "starts": [{"step": 8, "weights": "cd" * 32}, {"step": 10, "weights": "ab" * 32}],
+        "starts": [
+            {"step": 8, "weights": "cd" * 32},
+            {"step": 10, "weights": "ab" * 32, "receipt": "ef" * 32},
+        ],
     }
     return history(killed_and_preempted(), Path("job"), status, manifest, "step-10/model.pt")
 
@@ -149,7 +152,7 @@ def test_the_page_holds_everything_and_fetches_nothing() -> None:
     assert parsed.tags.count("svg") == 5
     for said in (
         "a &lt;job&gt;", "10 of 10", "0.1000", "64", "tokens per second", "crashed or killed: rank 1: gone",
-        "stopped: preempted", "2 steps", f"weights of step 10: sha256 <code>{'ab' * 32}", "2.13.0", "exact_on_any", "prefers-color-scheme: dark", "@media print",
+        "stopped: preempted", "2 steps", f"weights of step 10: sha256 <code>{'ab' * 32}", "ef" * 32, "2.13.0", "exact_on_any", "prefers-color-scheme: dark", "@media print",
     ):  # fmt: skip
         assert said in text, said
     assert text.count("<div><b>") % 4 == 0, "the tiles fill whole lines of four or two"

@@ -267,7 +267,12 @@ def test_seeds_depend_on_purpose_and_position() -> None:
 def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None:
     was = numerics.settings(config(), 10)
     free = config(
-        "--world-size=4", "--shares=2,1,1", "--weight=3/2", "--checkpoint-keep=9", "--log-every=1"
+        "--world-size=4",
+        "--shares=2,1,1",
+        "--weight=3/2",
+        "--checkpoint-keep=9",
+        "--log-every=1",
+        "--digest",
     )
     assert provenance.differences(was, numerics.settings(free, 99)) == []
     other = numerics.settings(config("--lr=0.5", "--schedule=cosine"), 10)

@@ -28,6 +28,7 @@ from train.run.layout import BEST, step_directory
 from train.run.lock import Fence, FencedOffError
 
 if TYPE_CHECKING:
+    from train.checkpoint.digests import Chain, Point
     from train.checkpoint.remote import RemoteCheckpoints
     from train.run.manifest import RunManifest
 
@@ -81,10 +82,12 @@ class Checkpointer:
         keep: int,
         manifest: RunManifest,
         remote: RemoteCheckpoints | None = None,
+        chain: Chain | None = None,
     ) -> None:
-        """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store."""
+        """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store. `chain`: gets
+        its digests from the copies, and each checkpoint has its state."""
         self._directory, self._fence, self._period, self._keep = directory, fence, period, keep
-        self._manifest, self._remote = manifest, remote
+        self._manifest, self._remote, self._chain = manifest, remote, chain
         self._interval_s = period.seconds or min(FIRST_S, period.mean_s or FIRST_S)
         self._printed_interval_s = 0.0
         self._last_time = time.monotonic()
@@ -155,10 +158,12 @@ class Checkpointer:
         if state.selection.metric:
             parts["optimizer.pt"]["selection"] = state.selection.state_dict()
         best = _about_best(state) if is_best else b""
+        point = self._chain.here if self._chain is not None else None
         self._start(
             step,
             lambda: {name: disk.copy_tensors(part) for name, part in parts.items()},
-            lambda copies: self._write(step, copies, best),
+            lambda copies: self._write(step, copies, best, point),
+            point,
         )
 
     def mark_best(self, state: State) -> None:
@@ -208,8 +213,15 @@ class Checkpointer:
 
     # --- the thread that copies and writes --------------------------------------------------------
 
-    def _start(self, step: int, copy: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """Run `write(copy())` in the background; waits first until the checkpoint before it is finished."""
+    def _start(
+        self,
+        step: int,
+        copy: Callable[[], Any],
+        write: Callable[[Any], None],
+        point: Point | None = None,
+    ) -> None:
+        """Run `write(copy())` in the background; waits first until the checkpoint before it is finished. `point`:
+        learns of an error."""
         self._wait_written()
         self._copied.clear()
         self._failed = None
@@ -223,6 +235,8 @@ class Checkpointer:
                 write(snapshot)
             except Exception as error:  # noqa: BLE001 - handed on, not swallowed
                 self._failed = error
+                if point is not None:
+                    point.fail(error)
                 self._on_error(step, error)
 
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
@@ -239,9 +253,13 @@ class Checkpointer:
             self._thread = None
         return self._failed
 
-    def _write(self, step: int, copies: dict[str, Any], best: bytes) -> None:
+    def _write(self, step: int, copies: dict[str, Any], best: bytes, point: Point | None) -> None:
+        if point is not None:
+            point.hash(copies["model.pt"])
         self._fence.check()
         marker = self._manifest.marker()
+        if point is not None:
+            marker["chain"] = point.saved
         disk.write(self._directory, step, copies, marker, self._name, self._fence.check)
         self._fence.check()
         if best:

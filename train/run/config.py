@@ -71,6 +71,7 @@ class RunConfig:
     patience: int
     min_delta: float
     log_every: int
+    digest: bool
     trackers: tuple[str, ...]
     profile: tuple[int, int] | None
     checkpoint_dir: str
@@ -180,6 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--min-delta", type=_not_negative, default=0.0, help="what is no improvement yet")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
+    add("--digest", action="store_true", help="hash the weights every --log-every steps")
     add(
         "--tracker",
         choices=("tensorboard", "wandb", "mlflow"),

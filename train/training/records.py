@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,11 @@ from train.base.errors import TrainError
 from train.base.words import first_few
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
+from train.checkpoint.digests import Chain
 from train.checkpoint.state import State
+from train.checkpoint.weights import weights_sha256
 from train.distributed.timing import SlowRanks, remedy
+from train.run.chain import Digest
 from train.run.layout import BEST, best_step, step_directory
 from train.run.lock import Fence
 from train.run.manifest import RunManifest
@@ -30,7 +33,6 @@ from train.run.metrics import MetricsLog
 from train.run.provenance import MANIFEST
 from train.run.status import Status, read_status, record_status
 from train.training import numerics, trackers
-from train.training.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
@@ -48,7 +50,8 @@ class StartFacts:
 
     `shares`: the micro-batches of each rank in a step. `repeats`: whether a micro-batch gives the same bits when it
     is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
-    before this one, as the checkpoint names them. `checkpoint_host`: the host that had it, "" if it is this one.
+    before this one, as the checkpoint names them. `marker`: the checkpoint's marker, if there is a checkpoint.
+    `checkpoint_host`: the host that had it, "" if it is this one.
     `hosts` and `environments` are entries of manifest.json under these names.
     """
 
@@ -62,7 +65,7 @@ class StartFacts:
     repeats: bool
     accepted: Sequence[str]
     earlier: Sequence[Mapping[str, Any]]
-    tracker_run: str
+    marker: Mapping[str, Any] | None
     rank_names: Sequence[str]
     checkpoint_host: str
     argv: Sequence[str]
@@ -97,7 +100,8 @@ class Records:
         disk.remove_leftovers(directory)
         if (best_step(directory) or 0) > start_step:  # its step will come, and be evaluated, again
             (directory / BEST).unlink(missing_ok=True)
-        about, run = _describe_run(facts, fence), facts.tracker_run
+        marker = facts.marker or {}
+        about, run = _describe_run(facts, fence), str(marker.get("tracker_run", ""))
         if config.trackers:
             run = trackers.run_id(directory, run)
         if run:
@@ -123,11 +127,16 @@ class Records:
             config.trackers, directory, run, start_step, config.log_every
         )
         every, keep = config.checkpoint_every, config.checkpoint_keep
-        self.checkpointer = Checkpointer(directory, fence, every, keep, self.manifest, remote)
+        self._chain: Chain | None = None
+        if config.digest:
+            self._chain = Chain(start_step, config.log_every, marker.get("chain"))
+        self.checkpointer = Checkpointer(
+            directory, fence, every, keep, self.manifest, remote, self._chain
+        )
         self._progress = Progress(
             start_step, facts.last_step, workload.unit, units, config.log_every
         )
-        sizes = {"world_size": world.size, "last_step": facts.last_step}
+        sizes = {"world_size": world.size, "last_step": facts.last_step, **self._link()}
         was = read_status(directory)
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
         self._write_row("start", start_step, **sizes, after=after)
@@ -148,7 +157,9 @@ class Records:
         self._record_checkpoints()
         first, end = self._plan.span(state.step - 1)
         self._ending["loss"] = loss = result.loss
-        self._write_row("step", state.step, loss=loss, lr=lr, samples=[first, end])
+        digest = self._chain.add(state.step, loss) if self._chain is not None else None
+        chained = {**self._link(), **_digest(digest)}
+        self._write_row("step", state.step, loss=loss, lr=lr, samples=[first, end], **chained)
         due = state.step % self._log_every == 0
         if due and result.rank_times and all(times[0] for times in result.rank_times):
             self._record_ranks(state.step, result.rank_times)
@@ -156,6 +167,9 @@ class Records:
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
+
+    def _link(self) -> dict[str, str]:
+        return {"chain": self._chain.here.last} if self._chain is not None else {}
 
     def _record_checkpoints(self) -> None:
         """Write the rows of the checkpoints that were completed meanwhile."""
@@ -199,7 +213,9 @@ class Records:
         FencedOffError.
         """
         if is_best or (state.step < self._last_step and self.checkpointer.due(state.step)):
-            self.checkpointer.save(state, is_best)
+            self.checkpointer.save(state, is_best)  # and hash its copy
+        elif self._chain is not None and state.step < self._last_step:
+            self._chain.take(state.model)
         lost = self.checkpointer.fenced_off
         if lost is None and self._remote is not None:
             lost = self._remote.fenced_off
@@ -253,7 +269,10 @@ class Records:
         attempt has failed already.
         """
         self._record_checkpoints()
-        self._write_row(word, step, reason=reason)
+        digest = None
+        if self._chain is not None:
+            digest, self._ending["receipt"] = self._chain.here.digest, self._chain.here.receipt
+        self._write_row(word, step, reason=reason, **_digest(digest))
         self._log.close()
         self._end(word, step, reason)
         self._write_status(word, step, reason)
@@ -319,6 +338,10 @@ class Records:
         if status is not None and (status.word, status.attempt) == ("failed", self._fence.attempt):
             raise TrainError(status.reason)  # another rank has recorded a failure meanwhile
         record_status(self._directory, Status(word, self._fence.attempt, step, reason))
+
+
+def _digest(digest: Digest | None) -> dict[str, Any]:
+    return {"digest": asdict(digest)} if digest is not None else {}
 
 
 @contextmanager

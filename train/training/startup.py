@@ -20,6 +20,7 @@ from train.base.console import say
 from train.base.errors import TrainError, start_command
 from train.base.scheduler import VARIABLE
 from train.checkpoint.resume import NewestCheckpoint
+from train.checkpoint.weights import weights_sha256
 from train.distributed import agreement, bits
 from train.distributed.gradients import Gradients
 from train.distributed.process_group import (
@@ -41,7 +42,6 @@ from train.training.data import ranges, shares_by_weight
 from train.training.environment import environment, identity
 from train.training.run_info import RunInfo
 from train.training.shares import Shares
-from train.training.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints

@@ -73,9 +73,12 @@ def _head(history: History, name: str) -> Iterator[str]:
     if history.checkpoint:
         yield f"<p>newest checkpoint: <code>{escape(history.checkpoint)}</code></p>"
     starts = history.manifest.get("starts")
-    known = weights_of(starts[-1]) if isinstance(starts, list) and starts else None
+    last = starts[-1] if isinstance(starts, list) and starts else None
+    known = weights_of(last)
     if known is not None:
         yield f"<p>weights of step {known[0]}: sha256 <code>{escape(known[1])}</code></p>"
+    if isinstance(last, dict) and isinstance(receipt := last.get("receipt"), str):
+        yield f"<p>receipt of the steps: <code>{escape(receipt)}</code></p>"
 
 
 def _cards(history: History) -> Iterator[str]:

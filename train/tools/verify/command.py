@@ -24,6 +24,7 @@ from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.run.layout import MARKER, step_directory
 from train.run.provenance import MANIFEST, Start, library_flags, read_manifest
 from train.tools.verify import compare, record
+from train.tools.verify.chained import other_weights
 from train.tools.verify.compare import Difference, Origin, Rank
 from train.tools.verify.record import Record, ReplayRange
 from train.tools.verify.workplace import Replay, processes_that_fit, unpack, workplace
@@ -56,7 +57,8 @@ class Result:
 
     `losses`, `tensors`: how many were compared. `loss`: the first step whose loss has other bits, or None. `rows`:
     steps whose loss has other bits although all tensors after them are the same. `weights`: steps whose hash in the
-    manifest differs. `differences`: the differences between the environments.
+    manifest differs. `digest`: the first step whose weights have another digest, and the tensor, in words. `chain`: the
+    faults in the chain of metrics.jsonl. `differences`: the differences between the environments.
     """
 
     replay_range: ReplayRange
@@ -68,10 +70,13 @@ class Result:
     differences: Sequence[Difference]
     rows: Sequence[int] = ()
     weights: Sequence[int] = ()
+    digest: str = ""
+    chain: Sequence[str] = ()
 
     @property
     def identical(self) -> bool:
-        return self.loss is None and not (self.damages or self.rows or self.weights)
+        changed = self.damages or self.rows or self.weights or self.digest or self.chain
+        return self.loss is None and not changed
 
     @property
     def other_bits(self) -> bool:
@@ -166,6 +171,7 @@ def _verify(options: argparse.Namespace) -> int:
         say(f"a random checkpoint: repeat it with --from={begin} --steps={options.steps}")
     with workplace(directory, keep) as parent:
         result = _search(run_record, begin, end, options.procs, parent)
+    result = dataclasses.replace(result, chain=record.chain_faults(directory))
     lines = list(_verdict(result))
     if border := result.replay_range.border:
         lines.append(f"it ends at step {result.replay_range.end}: {border}")
@@ -285,13 +291,27 @@ def _compare_with_record(
     loss = next((step for step in other if step > agreed), None)
     differences = _differences(run_record, replay_range.start, replayed)
     compared = len({*run_record.losses} & {*losses})
-    return Result(replay_range, procs, compared, tensors, loss, damages, differences, rows, weights)
+    digest = _digest_difference(run_record.directory, replayed)
+    return Result(
+        replay_range, procs, compared, tensors, loss, damages, differences, rows, weights, digest
+    )
+
+
+def _digest_difference(recorded: Path, replayed: Path) -> str:
+    """Return the first step whose weights have another digest on record, and the first tensor, in words."""
+    was, now = (record.digests_of(each) for each in (recorded, replayed))
+    for step in sorted({*was} & {*now}):
+        if other := other_weights(was[step], now[step]):
+            return (
+                f"the weights of step {step} have another digest, first in {other.name(replayed)}"
+            )
+    return ""
 
 
 def _has_recorded_hash(run_record: Record, step: int, replayed: Path) -> bool:
     """Return True if the weights of `step` have the hash in the manifest, or if the manifest has no hash of them."""
     from train.checkpoint.disk import unpickle
-    from train.training.weights import weights_sha256
+    from train.checkpoint.weights import weights_sha256
 
     if step not in run_record.weights:
         return True
@@ -365,12 +385,14 @@ def _verdict(result: Result) -> Iterator[str]:
         f"the loss of step {step} in metrics.jsonl was changed: the replay has other bits, and the same tensors after it"
         for step in result.rows
     ]
+    facts += [result.digest] if result.digest else []
+    facts += result.chain
     facts += [
         f"weights in {MANIFEST} is not the hash of the weights of step {step}"
         for step in result.weights
     ]
     first, *more = facts
-    if result.loss is not None or (result.damages and result.other_bits):
+    if result.loss is not None or ((result.damages or result.digest) and result.other_bits):
         sides = "on record", "here"
         first, *table = compare.verdict(f"not identical: {first}", result.differences, sides)
         yield from (first, *more, *table)
@@ -395,6 +417,8 @@ def _as_json(result: Result, lines: Sequence[str]) -> Mapping[str, Any]:
         "first_loss": result.loss,
         "changed_rows": list(result.rows),
         "changed_weights": list(result.weights),
+        "first_digest": result.digest,
+        "chain": list(result.chain),
         "checkpoints": [dataclasses.asdict(damage) for damage in result.damages],
         "differences": [
             {

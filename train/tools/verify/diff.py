@@ -24,6 +24,7 @@ from train.base.files import open_file, read_file, sha256_of
 from train.run import bundle, provenance
 from train.run.layout import MARKER, step_directory, steps_on_disk
 from train.run.metrics import RESERVED, as_json_value
+from train.tools.verify.chained import parting
 from train.tools.verify.compare import (
     LABELS,
     Difference,
@@ -142,7 +143,8 @@ def _kind(path: Path) -> str:
 
 def _runs(a: Path, b: Path) -> Comparison:
     manifests = [provenance.read_manifest(each) for each in (a, b)]
-    losses = [_losses(each) for each in (a, b)]
+    chained = parting(a / "metrics.jsonl", b / "metrics.jsonl")
+    losses = chained.losses if chained else [_losses(each) for each in (a, b)]
     common = losses[0].keys() & losses[1].keys()
     checkpoints = sorted({*steps_on_disk(a)} & {*steps_on_disk(b)})
     if not common and not checkpoints:
@@ -152,13 +154,18 @@ def _runs(a: Path, b: Path) -> Comparison:
     step = first_loss_difference(*losses)
     pairs = ((each, step_directory(a, each), step_directory(b, each)) for each in checkpoints)
     weights = next((found for pair in pairs if (found := _weights(*pair))), None)
-    evaluation = _first_evaluation(a, b)
-    parted = min(step or math.inf, weights.step if weights else math.inf, evaluation or math.inf)
+    evaluation = None if chained else _first_evaluation(a, b)
+    digests = chained.weights if chained else None
+    candidates = step, weights and weights.step, evaluation, digests and digests.step
+    parted = min((each for each in candidates if each), default=math.inf)
     starts = [_start_of(manifest, parted) for manifest in manifests]
     differences = environment_differences(*_origins((a, b), starts, manifests))
     ends = [max((*each, *steps_on_disk(place))) for each, place in zip(losses, (a, b), strict=True)]
     if step == parted:
         said = verdict(f"the runs part at step {step}", differences)[0]
+    elif digests and digests.step == parted:
+        fact = f"the weights differ at step {parted}, first in {digests.name(a, b)}"
+        said = verdict(fact, differences)[0]
     elif evaluation == parted:
         said = verdict(f"the evaluations differ at step {evaluation}", differences)[0]
     elif weights:

@@ -6,6 +6,7 @@ Owns the choice of steps for one replay: all must have the same settings, code a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,14 @@ from typing import Any
 from train.base.errors import EXIT_USAGE, Refusal, TrainError
 from train.base.files import open_text
 from train.run.bundle import contents
+from train.run.chain import Digest, digest_in
 from train.run.layout import steps_on_disk
 from train.run.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.run.status import read_status
 from train.tools.report import history
+from train.tools.verify.chained import faults
+
+MOST_FAULTS = 3  # one change causes up to three, as the rows after it follow another row
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,20 @@ def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:
     ):
         return {row["step"]: row for row in history.read(lines) if row["kind"] == kind}
     return {}
+
+
+def chain_faults(directory: Path) -> list[str]:
+    """Return the faults in the chain of metrics.jsonl, in words: the first few. Raises OSError, TrainError."""
+    starts = read_manifest(directory)["starts"]
+    with open_text(directory / "metrics.jsonl") as lines:
+        return list(map(str, itertools.islice(faults(lines, starts), MOST_FAULTS)))
+
+
+def digests_of(directory: Path) -> dict[int, Digest]:
+    """Return the digests in metrics.jsonl by their steps; the last of a step counts. Raises OSError."""
+    with open_text(directory / "metrics.jsonl") as lines:
+        found = filter(None, map(digest_in, history.read(lines)))
+        return {digest.step: digest for digest in found}
 
 
 def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:

@@ -1,0 +1,294 @@
+"""The chain over losses and weights: the same wherever it is computed, and each change of it named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.test_verify import start
+from tests.train.workers import Run, run
+from train.run.chain import Digest, first_link, link, receipt
+from train.tools.report import history
+from train.tools.verify import chained, command, record
+from train.tools.verify.diff import diff
+
+# `spare` has no influence on any loss. Before the first step, one micro-batch is computed twice.
+MODEL = """
+import os, signal, torch
+from pathlib import Path
+from train.workload import Workload
+
+def build(context):
+    drift, death = (int(os.environ.get(name, -9)) for name in ("DRIFT", "DEATH"))
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 1), "spare": torch.nn.Linear(2, 2)})
+    model.forward = lambda x: model.used(x) + 0 * sum(p.sum() for p in model.spare.parameters())
+    computed = 0
+    def loss(ddp, batch):
+        nonlocal computed
+        computed += 1
+        if computed == drift + 2:
+            with torch.no_grad():
+                model.spare.bias += 1
+        if computed == death + 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ddp(batch).square().mean()
+    data = torch.arange(96.0).reshape(24, 4).sin()
+    return Workload(model, data, loss)
+"""
+ARGUMENTS = (
+    "--digest",
+    "--micro-batch-size=6",
+    "--log-every=2",
+    "--steps=12",
+    "--checkpoint-every=3 steps",
+)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Train the model in a directory of this name."""
+    top = tmp_path_factory.mktemp("chains")
+    (top / "model.py").write_text(MODEL)
+
+    def train(name: str, *more: str, processes: int = 1, digest: bool = True) -> Run:
+        words = (*ARGUMENTS[not digest :], *more)
+        return run(top / name, f"{top / 'model.py'}:build", processes, *words)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def undisturbed(train: Callable[..., Run]) -> Path:
+    done = train("undisturbed")
+    assert done.codes == [0], done.output
+    return done.directory
+
+
+def ending(directory: Path) -> dict[str, Any]:
+    newest = json.loads((directory / "manifest.json").read_text())["starts"][-1]
+    return {name: newest.get(name) for name in ("weights", "receipt")}
+
+
+def test_processes_kills_and_stops_leave_the_chain_as_it_is(
+    train: Callable[..., Run], undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEATH", "8")
+    assert train("resumed", processes=2).codes[0] == -9
+    monkeypatch.delenv("DEATH")
+    assert train("resumed", "--until=9", processes=2).codes == [0, 0]
+    assert train("resumed").codes == [0]
+    resumed = undisturbed.with_name("resumed")
+    froms = [row["step"] for row in rows_of(resumed) if row["kind"] == "start"]
+    assert froms[0] == 0
+    assert froms[1] in (3, 6)
+    assert froms[2] == 9
+    assert ending(resumed) == ending(undisturbed)
+    assert record.digests_of(resumed) == record.digests_of(undisturbed)
+    assert list(record.digests_of(resumed)) == [2, 4, 6, 8, 10, 12]
+    chains = [
+        {row["step"]: row["chain"] for row in rows_of(place) if row["kind"] == "step"}
+        for place in (resumed, undisturbed)
+    ]
+    assert chains[0] == chains[1]
+    for place in (resumed, undisturbed):
+        assert record.chain_faults(place) == []
+
+
+def test_a_chain_may_begin_and_end_at_any_start(
+    train: Callable[..., Run], undisturbed: Path
+) -> None:
+    assert train("later", "--until=4", digest=False).codes == [0]
+    assert train("later", "--until=7").codes == [0]
+    later = undisturbed.with_name("later")
+    assert list(record.digests_of(later)) == [6]
+    assert ending(later)["receipt"] not in (None, ending(undisturbed)["receipt"])
+    assert train("later", digest=False).codes == [0]
+    assert record.chain_faults(later) == []
+    assert ending(later) == {**ending(undisturbed), "receipt": None}
+
+
+def test_the_first_tensor_that_differs_is_named_with_its_step(
+    train: Callable[..., Run], undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFT", "10")  # the second micro-batch of step 5
+    drifted = train("drifted").directory
+    monkeypatch.delenv("DRIFT")
+    recorded = record.read_record(drifted)
+    replay_range = record.replay_range(recorded, 0, 12)
+    result = command._compare_with_record(recorded, replay_range, 1, undisturbed)
+    assert result.loss is None
+    assert not result.identical
+    first = "the weights of step 6 have another digest, first in spare.bias"
+    assert result.digest == first
+    assert command._as_json(result, [])["first_digest"] == first
+    assert first in "\n".join(command._verdict(result))
+    assert record.chain_faults(drifted) == []
+    found = diff(undisturbed, drifted)
+    assert not found.same
+    assert found.verdict.startswith("the weights differ at step 6, first in spare.bias")
+    assert command._compare_with_record(recorded, replay_range, 1, drifted).digest == ""
+
+
+# Chains that no training wrote.
+
+KEY = {"attempt": "a", "generation": 1}
+
+
+def rows(steps: int = 40, every: int = 4, parted: int = 0, times: int = 1) -> list[dict[str, Any]]:
+    """A run's rows. `parted`: from this step on the losses are others. `times`: how often the steps are done."""
+    last, made, pending = first_link(0), list[dict[str, Any]](), None
+    links = [last]
+    losses = [1 / step if step < parted or not parted else 2 / step for step in range(1, steps + 1)]
+    for number, loss in enumerate(losses, 1):
+        row: dict[str, Any] = {"kind": "step", "step": number, "time": 1.0, "loss": loss, **KEY}
+        digest = pending if number % every == 0 else None
+        if digest is not None:
+            row["digest"] = asdict(digest)
+        if number % every == 0:
+            pending = Digest(number, f"{number:064x}", "0123456789abcdef")
+        last = link(last, number, loss, digest)
+        links.append(last)
+        made += [
+            {**row, "chain": last},
+            *[{"kind": "ranks", "step": number, "time": 1.0}] * (number % 7 == 0),
+        ]
+    begin = {"kind": "start", "step": 0, "time": 1.0, **KEY, "chain": links[0]}
+    half = steps // 2
+    again = {**begin, "step": half, "generation": 2, "chain": links[half]}
+    whole = [begin, *made, *(times - 1) * [again, *(row for row in made if row["step"] > half)]]
+    end = {"kind": "done", "step": steps, "time": 1.0, "attempt": "a", "generation": times}
+    return [*whole, {**end, "digest": asdict(pending)}]
+
+
+def starts(made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The manifest's entries for these rows."""
+    last = next(row for row in reversed(made) if row["kind"] == "step")
+    digest = Digest(**made[-1]["digest"])
+    end = start("a", 0, receipt=receipt(last["chain"], last["step"], digest))
+    end["generation"] = made[-1]["generation"]
+    return [end] if end["generation"] == 1 else [start("a", 0), end]
+
+
+def faults_of(made: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> list[str]:
+    return [str(fault) for fault in chained.faults((f"{json.dumps(row)}\n" for row in made), known)]
+
+
+def test_a_whole_chain_has_no_fault_nor_has_one_that_was_done_twice() -> None:
+    made = rows()
+    assert faults_of(made, starts(made)) == []
+    twice = rows(times=2)
+    assert faults_of(twice, starts(twice)) == []
+
+
+def rows_of(directory: Path) -> list[history.Row]:
+    return list(history.read((directory / "metrics.jsonl").read_text().splitlines()))
+
+
+def changed(made: Sequence[dict[str, Any]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield copies with one bit changed in a loss, a link or a digest, each with the number of its line."""
+    for number, row in enumerate(made):
+        digest = row.get("digest", {})
+        others: list[dict[str, Any]] = [
+            {name: value[:-1] + chr(ord(value[-1]) ^ 1)}
+            for name, value in row.items()
+            if name == "chain"
+        ]
+        others += [{"loss": row["loss"] * (1 + 2**-52)}] if "loss" in row else []
+        for name, value in digest.items():
+            other = value ^ 1 if isinstance(value, int) else value[:-1] + chr(ord(value[-1]) ^ 1)
+            others.append({"digest": {**digest, name: other}})
+        for other in others:
+            yield number + 1, [*made[:number], {**row, **other}, *made[number + 1 :]]
+
+
+def test_one_bit_that_was_changed_is_named_with_its_line() -> None:
+    made = rows(12, 3)
+    known, count = starts(made), 0
+    for number, other in changed(made):
+        first, *_ = faults_of(other, known)
+        named = (
+            number + 1 if number == 1 else number
+        )  # the link at a start shows in the row after it
+        assert first.startswith(f"line {named} of metrics.jsonl, step "), (number, first)
+        count += 1
+    assert count == 1 + 2 * 12 + 3 * 4
+
+
+@pytest.mark.parametrize("step", [1, 2, 11, 40])
+def test_a_row_that_was_cut_out_or_exchanged_is_named(step: int) -> None:
+    made = rows()
+    known = starts(made)
+    at = next(n for n, row in enumerate(made) if row["kind"] == "step" and row["step"] == step)
+    cut = faults_of([*made[:at], *made[at + 1 :]], known)
+    assert len(cut) == 1
+    if step < 40:
+        exchanged = [*made[:at], made[at + 1], made[at], *made[at + 2 :]]
+        for found in (cut, faults_of(exchanged, known)):
+            assert found[0].startswith(
+                f"line {at + 1} of metrics.jsonl, step {step + 1}: it follows step {step - 1}"
+            )
+    else:
+        assert "do not lead to the receipt" in cut[0]
+    torn = [f"{json.dumps(row)}\n" for row in made]
+    torn[at] = torn[at].replace('"kind"', "'kind\"")
+    assert f"; line {at + 1} cannot be read" in "".join(map(str, chained.faults(torn, known)))
+
+
+def test_an_end_that_was_cut_off_is_named() -> None:
+    made = rows()
+    known = starts(made)
+    for length in range(1, len(made)):
+        assert faults_of(made[:length], known), length
+    assert faults_of(made[:-1], [start("a", 0)]) == [], "a run that was killed has no end"
+
+
+def test_rows_that_are_missing_above_a_start_are_a_fault_unless_another_machine_has_them() -> None:
+    made = rows(times=2)
+    second = next(n for n, row in enumerate(made) if row["kind"] == "start" and n)
+    less = [*made[:15], *made[second:]]
+    key = {"attempt": "a", "generation": 2}
+    follows = [start("a", 0), {**start("a", 20), **key}]
+    assert faults_of(less, follows)[0].endswith("rows above this start are missing, up to its step")
+    assert faults_of(less, [follows[0], start("b", 5), follows[1]]) == []
+
+
+def write(path: Path, made: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in made))
+    return path
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_two_runs_part_where_their_chains_do(tmp_path: Path, times: int) -> None:
+    first = write(tmp_path / "a", rows(60))
+    for step in range(2, 61):
+        other = write(tmp_path / "b", rows(60, parted=step, times=times))
+        parting = chained.parting(first, other)
+        assert parting is not None
+        assert [list(losses) for losses in parting.losses] == [[step], [step]]
+    assert chained.parting(first, write(tmp_path / "b", rows(50))) is None, (
+        "they are the same so far"
+    )
+    assert chained.parting(first, write(tmp_path / "b", rows(60, every=5))) is None, "other chains"
+    assert chained.parting(first, write(tmp_path / "b", [rows(60)[0]])) is None
+
+
+def test_the_search_reads_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, reads = history.read, []
+    monkeypatch.setattr(history, "read", lambda lines: reads.append(1) or read(lines))
+    counts = []
+    for steps in (500, 8_000):
+        pair = rows(steps), rows(steps, parted=steps // 3)
+        reads.clear()
+        found = chained.parting(
+            *(write(tmp_path / name, made) for name, made in zip("ab", pair, strict=True))
+        )
+        assert found is not None
+        assert list(found.losses[0]) == [steps // 3]
+        counts.append(len(reads))
+    assert counts[1] < 250
+    assert counts[1] - counts[0] < 100, counts  # four more halvings, of two files
