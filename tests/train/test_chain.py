@@ -257,6 +257,16 @@ def test_rows_that_are_missing_above_a_start_are_a_fault_unless_another_machine_
     assert faults_of(less, [follows[0], start("b", 5), follows[1]]) == []
 
 
+def test_a_start_goes_on_from_the_chain_and_after_an_end() -> None:
+    made = rows(times=2)
+    second = next(n for n, row in enumerate(made) if row["kind"] == "start" and n)
+    known = starts(made)
+    other = [*made[:second], {**made[second], "chain": "f" * 64}, *made[second + 1 :]]
+    assert faults_of(other, known)[0].endswith("this start does not go on from the chain above")
+    ended = [{**known[0], "receipt": "e" * 64}, known[1]]
+    assert faults_of(made, ended)[0].endswith("the end of the start above is missing")
+
+
 def write(path: Path, made: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in made))
     return path

@@ -66,7 +66,7 @@ class Chain:
     """The chain from the start's first step on. `here`: the point after the newest step."""
 
     def __init__(self, step: int, every: int, saved: Any) -> None:
-        """`saved`: the chain in the checkpoint of `step`. If it has none, a chain begins here."""
+        """`saved`: the chain in the checkpoint of `step`. Without one, a chain begins here."""
         known = typed.convert(Saved, saved) or Saved(first_link(step), None)
         digest: Future[Digest] | None = None
         if known.digest is not None:

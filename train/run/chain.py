@@ -42,7 +42,7 @@ def link(before: str, step: int, loss: Any, digest: Digest | None) -> str:
 
 
 def receipt(last: str, step: int, digest: Digest | None) -> str:
-    """Return the end of a chain whose last link is that of `step`. `digest`: as in the row of the end."""
+    """Return the end of a chain with the last link `last`, of `step`. `digest`: as in the row of the end."""
     return _sha256(last, step, "end", *(vars(digest).values() if digest else ()))
 
 

@@ -86,7 +86,7 @@ class _Chain:
         if before in self._receipts:
             yield "the end of the start above is missing"
         if self.last in ("", first_link(self.step)):
-            return  # no chain, or the checkpoint had none, so one begins here
+            return  # no chain, or one that begins here
         # Between two starts in a file, the manifest may have another one, whose rows are on another machine.
         follows = (before, self._key) in zip(self._keys, self._keys[1:], strict=False)
         if self._links.get(self.step, self.last) != self.last:
