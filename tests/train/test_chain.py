@@ -141,7 +141,8 @@ KEY = {"attempt": "a", "generation": 1}
 
 def rows(steps: int = 40, every: int = 4, parted: int = 0, times: int = 1) -> list[dict[str, Any]]:
     """A run's rows. `parted`: from this step on the losses are others. `times`: how often the steps are done."""
-    last, made, pending = first_link(0), list[dict[str, Any]](), None
+    last, made = first_link(0), list[dict[str, Any]]()
+    pending: Digest | None = None
     links = [last]
     losses = [1 / step if step < parted or not parted else 2 / step for step in range(1, steps + 1)]
     for number, loss in enumerate(losses, 1):
@@ -162,7 +163,7 @@ def rows(steps: int = 40, every: int = 4, parted: int = 0, times: int = 1) -> li
     again = {**begin, "step": half, "generation": 2, "chain": links[half]}
     whole = [begin, *made, *(times - 1) * [again, *(row for row in made if row["step"] > half)]]
     end = {"kind": "done", "step": steps, "time": 1.0, "attempt": "a", "generation": times}
-    return [*whole, {**end, "digest": asdict(pending)}]
+    return [*whole, {**end, "digest": pending and asdict(pending)}]
 
 
 def starts(made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -288,8 +289,13 @@ def test_two_runs_part_where_their_chains_do(tmp_path: Path, times: int) -> None
 
 
 def test_the_search_reads_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, reads = history.read, []
-    monkeypatch.setattr(history, "read", lambda lines: reads.append(1) or read(lines))
+    read, reads = history.read, list[str]()
+
+    def counted(lines: list[str]) -> Iterator[history.Row]:
+        reads.extend(lines)
+        return read(lines)
+
+    monkeypatch.setattr(history, "read", counted)
     counts = []
     for steps in (500, 8_000):
         pair = rows(steps), rows(steps, parted=steps // 3)
