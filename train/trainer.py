@@ -166,7 +166,7 @@ class Trainer:
         else:
             self.last_step = config.steps
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
-        optimizers = build_optimizers(self.workload, config)
+        optimizers = build_optimizers(self.workload, config, world, directory)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
         # Build LearningRate before loading a checkpoint, which replaces the optimizers' base rates by scheduled rates.
@@ -262,23 +262,11 @@ class Trainer:
     ) -> Records:
         """Begin to record the run, on rank 0. StartFacts describes the arguments. Raises FencedOffError, OSError."""
         facts = StartFacts(
-            config=self.config,
-            world=self.world,
-            workload=self.workload,
-            plan=self.plan,
-            settings=self.settings,
-            last_step=self.last_step,
-            shares=self.shares,
-            repeats=self.repeats,
-            accepted=self.accepted,
-            earlier=self.earlier,
-            marker=self.marker,
-            rank_names=rank_names,
-            checkpoint_host=checkpoint_host,
-            argv=argv,
-            hosts=hosts,
-            environments=environments,
-        )
+            config=self.config, world=self.world, workload=self.workload, plan=self.plan, settings=self.settings,
+            last_step=self.last_step, shares=self.shares, repeats=self.repeats, accepted=self.accepted,
+            earlier=self.earlier, marker=self.marker, rank_names=rank_names, checkpoint_host=checkpoint_host,
+            argv=argv, hosts=hosts, environments=environments,
+        )  # fmt: skip
         self.records = Records(directory, fence, facts, self.state, remote)
         return self.records
 
@@ -307,7 +295,7 @@ class Trainer:
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
             # A run evaluates its last step after the last checkpoint. If the run goes on, it evaluates that step now.
-            self._commit(self._evaluation_is_due() and self.evaluate())
+            self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
             lr = self.learning_rate.set_for(self.state.step)
@@ -319,7 +307,7 @@ class Trainer:
                 self.records.stepped(self.state, result, lr)
             if self.shares.stepped(self.state.step, result.rank_times) and self.records is not None:
                 self.records.shared_out(self.state.step)
-            self._commit(self._evaluation_is_due() and self.evaluate())
+            self._commit(result.checkpoint_due, self._evaluation_is_due() and self.evaluate())
         return outcome
 
     def _outcome(self, result: StepResult | None) -> Outcome | None:
@@ -338,9 +326,11 @@ class Trainer:
         every, step = self.config.eval_every, self.state.step
         return step < self.last_step and every > 0 and step % every == 0
 
-    def _commit(self, is_best: bool) -> None:
+    def _commit(self, due: bool, is_best: bool) -> None:
+        if due or is_best:
+            self.state.collect()
         if self.records is not None:
-            self.records.commit(self.state, is_best)
+            self.records.commit(self.state, due, is_best)
         if is_best:
             # All ranks wait for rank 0, which may wait for the previous checkpoint longer than the collective timeout.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
@@ -370,12 +360,12 @@ class Trainer:
                     NOW.name = phase.EXCHANGE
                     self.exchange.add_losses(losses)
                     if not loss.is_cuda:
-                        self.exchange.send(*self._asked_to_end(), changed, self._own_times())
+                        self.exchange.send(*self._requests(), changed, self._own_times())
                 NOW.name = phase.BACKWARD
                 self._backward(loss)
                 if last and loss.is_cuda:
                     NOW.name = phase.EXCHANGE
-                    self.exchange.send(*self._asked_to_end(), changed, self._own_times())
+                    self.exchange.send(*self._requests(), changed, self._own_times())
             if not last:
                 self.gradients.add_micro_batch()
         self.clock.reduced()
@@ -405,6 +395,7 @@ class Trainer:
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, if there is one, and record the metrics. Returns whether they are the
         best so far."""
+        self.state.settle()
         with doing(phase.EVALUATION), self.autocast():
             metrics = evaluate(self.workload, self.world, self.config)
         if metrics and self.records is not None:
@@ -419,6 +410,7 @@ class Trainer:
             reason = foremost(self.world.all_gather(self.stop.reason)) or BY_OPTION
         if outcome is Outcome.DONE and self.state.step < self.last_step:
             reason = self.state.selection.verdict
+        self.state.collect()
         taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))
         has_store = bool(self.config.checkpoint_store)
         timeout_s = startup.STORE_S if has_store else LAST_SAVE_S
@@ -449,13 +441,16 @@ class Trainer:
         if self.evaluate() and self.records is not None:
             self.records.mark_best(self.state)
 
-    def _asked_to_end(self) -> tuple[bool, bool]:
-        """Return two flags: this rank asks for a stop, and this rank asks to leave. A flag of one rank holds for all."""
+    def _requests(self) -> tuple[bool, bool, bool]:
+        """Return this rank's requests: to stop, to leave, to take a checkpoint after this step. One rank's hold for all."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
-        return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
+        due = self.records is not None and self.records.due(self.state.step + 1)
+        return self.stop.by_file or (by_signal and not elastic), by_signal and elastic, due
 
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
+        with self.clock.waiting():
+            self.state.settle()  # not earlier: with train.shard, the ranks exchange parameters while the batch is fetched
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

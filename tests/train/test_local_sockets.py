@@ -85,15 +85,15 @@ def test_messages_wait_for_one_another_however_they_are_read() -> None:
 
 
 def answers(
-    world: World, shares: Sequence[int], sockets: LocalSockets | None, *wishes: tuple[bool, bool]
+    world: World, shares: Sequence[int], sockets: LocalSockets | None, *wishes: tuple[bool, bool, bool]
 ) -> list[StepResult]:
     mine = ranges(shares)[world.rank]
     exchange = StepExchange(world, mine, sum(shares), sockets)
     given = []
-    for number, (stop, leave) in enumerate(wishes):
+    for number, wish in enumerate(wishes):
         times = [10.0 * world.rank, float(number)] if number % 2 else []
         exchange.add_losses([torch.tensor(float(v)) for v in mine])
-        exchange.send(stop, leave, [float(world.rank), 0.0], times)
+        exchange.send(*wish, [float(world.rank), 0.0], times)
         given.append(exchange.receive())
     return given
 
@@ -102,17 +102,21 @@ def answers(
 def test_decisions_are_the_same_with_and_without_sockets(shares: list[int]) -> None:
     def body(world: World) -> list[StepResult]:
         last = world.rank == world.size - 1
-        wishes = [(False, False), (last, False), (False, last), (last, True)]
+        wishes = [
+            (False, False, False), (last, False, False), (False, last, False), (False, False, last), (last, True, True),
+        ]  # fmt: skip
         plain = answers(world, shares, None, *wishes)
         assert answers(world, shares, connect(world), *wishes) == plain
         return plain
 
     mean, ranks = (sum(shares) - 1) / 2, sum(range(len(shares)))
-    decided = [(False, False), (True, False), (False, True), (True, True)]
-    times = [[[10.0 * rank, n] for rank in range(len(shares))] if n % 2 else [] for n in range(4)]
+    decided = [
+        (False, False, False), (True, False, False), (False, True, False), (False, False, True), (True, True, True),
+    ]  # fmt: skip
+    times = [[[10.0 * rank, n] for rank in range(len(shares))] if n % 2 else [] for n in range(5)]
     expected = [
-        StepResult(mean, *both, [float(ranks), 0.0], told)
-        for both, told in zip(decided, times, strict=True)
+        StepResult(mean, *all_three, [float(ranks), 0.0], told)
+        for all_three, told in zip(decided, times, strict=True)
     ]
     assert in_world(len(shares), body) == [expected] * len(shares)
 

@@ -44,13 +44,13 @@ class Scripted(Trainer):
         self.shares: Any = SimpleNamespace(stepped=lambda step, times: False)
         self.records: Any = SimpleNamespace(
             stepped=lambda state, result, lr: self.seen.append((state.step, result.loss)),
-            commit=lambda state, is_best: None,
+            commit=lambda state, due, is_best: None,
         )
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         now = self.state.step + 1
         stop, leave = self.ends
-        return StepResult(float(now), now == stop, now == leave, [], [])
+        return StepResult(float(now), now == stop, now == leave, False, [], [])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def test_a_step_says_what_it_does_and_when_it_waits(
     )
     trainer.buffers = SimpleNamespace(begin=list, record_changes=bool, changed=list, combine=says)
     trainer.exchange = SimpleNamespace(add_losses=bool, send=says, receive=says)
-    trainer.records = SimpleNamespace(checkpointer=SimpleNamespace(wait_copied=says))
+    trainer.records = SimpleNamespace(
+        checkpointer=SimpleNamespace(wait_copied=says), due=lambda step: False
+    )
     trainer._forward = trainer._backward = trainer._update = says
     Trainer.train_step(trainer, (says() for _ in range(1)))
     # A GPU is given its backward pass before anything waits for it.
@@ -121,22 +123,23 @@ def test_a_step_says_what_it_does_and_when_it_waits(
 
 
 @pytest.mark.parametrize(
-    ("by_file", "by_signal", "elastic", "stop", "leave"),
+    ("by_file", "by_signal", "elastic", "due", "stop", "leave"),
     [
-        (False, False, False, False, False),
-        (True, False, False, True, False),
-        (False, True, False, True, False),
-        (False, True, True, False, True),  # the others go on without this one
-        (True, True, True, True, True),
+        (False, False, False, True, False, False),
+        (True, False, False, False, True, False),
+        (False, True, False, False, True, False),
+        (False, True, True, False, False, True),  # the others go on without this one
+        (True, True, True, True, True, True),
     ],
 )
 def test_what_a_rank_is_asked_to_do(
-    by_file: bool, by_signal: bool, elastic: bool, stop: bool, leave: bool
+    by_file: bool, by_signal: bool, elastic: bool, due: bool, stop: bool, leave: bool
 ) -> None:
     trainer: Any = Scripted()
+    trainer.records.due = lambda step: due and step == 1
     trainer.config.elastic = elastic
     trainer.stop = SimpleNamespace(by_file=by_file, by_signal=by_signal)
-    assert trainer._asked_to_end() == (stop, leave)
+    assert trainer._requests() == (stop, leave, due)
 
 
 @pytest.mark.parametrize("kind", [TreeGradients, AllReduceGradients])

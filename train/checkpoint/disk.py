@@ -27,6 +27,7 @@ import torch
 
 from train.base import typed
 from train.base.files import open_file, read_file, sha256_of
+from train.distributed.sharding import Collected
 from train.run.layout import MARKER, best_step, step_directory, steps_on_disk
 
 _MARKER_BYTES = 1 << 26
@@ -45,17 +46,21 @@ class Checkpoint:
     directory: Path
     files: dict[str, tuple[int, str]]
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, mapped: bool = False) -> Any:
         """Return one file's content, see `unpickle`. Raises OSError too."""
-        return unpickle(self.directory / name)
+        return unpickle(self.directory / name, mapped)
 
 
-def unpickle(source: Path | BinaryIO) -> Any:
-    """Load with `weights_only`, so that a checkpoint cannot run code. Tensors are on the CPU."""
+def unpickle(source: Path | BinaryIO, mapped: bool = False) -> Any:
+    """Load with `weights_only`, so that a checkpoint cannot run code. Tensors are on the CPU.
+
+    `mapped`: leave the tensors of a path in the file until somebody reads them.
+    """
     torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
     if isinstance(source, Path):
         open_file(source).close()  # refuse a pipe: torch would wait there for a writer
-    return torch.load(source, map_location="cpu", weights_only=True)
+    mapped = mapped and isinstance(source, Path)
+    return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _named_tuples(kind: type) -> Iterator[type]:
@@ -272,11 +277,14 @@ def copy_tensors(tree: Any) -> Any:
     """Return a copy of nested dicts and lists in which every tensor is a CPU copy of its own.
 
     Equal views of the same memory (tied weights) share it in the copy as well, so that the file holds them once. A
-    named tuple stays a named tuple, and a module's state keeps the versions of its modules.
+    named tuple stays a named tuple, and a module's state keeps the versions of its modules. Collected state is a copy
+    already.
     """
     seen: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def copy(node: Any) -> Any:
+        if isinstance(node, Collected):
+            return dict(node)
         if isinstance(node, torch.Tensor):
             key = (node.data_ptr(), node.shape, node.stride(), node.dtype, node.device)
             if node.numel() == 0 or key not in seen:

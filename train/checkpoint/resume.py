@@ -54,7 +54,7 @@ def restore(state: State, checkpoint: Checkpoint | SentCheckpoint) -> None:
     """Load a checkpoint's content into the state. Raises TrainError when it does not fit."""
     try:
         state.model.load_state_dict(checkpoint.load("model.pt"))
-        content = checkpoint.load("optimizer.pt")
+        content = checkpoint.load("optimizer.pt", mapped=bool(state.shards))
         states = content["optimizer"]
         states = states if isinstance(states, list) else [states]
         if len(states) != len(state.optimizers):
@@ -170,7 +170,7 @@ class SentCheckpoint:
         # The ranks of this rank's host if it lacks the checkpoint, else ().
         self._host = next((host for host in lacking if world.rank in host), ())
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, mapped: bool = False) -> Any:
         """Return one file's content. Every rank has to load the same files in the same order.
 
         Raises OSError, TrainError, LostOnTheWayError, and the errors of unpickling.
@@ -189,7 +189,7 @@ class SentCheckpoint:
                 raise TrainError(
                     f"{name} of the checkpoint of step {self.step} changed on its way to this host"
                 )
-        return disk.unpickle(received) if self._host else self._local.load(name)
+        return disk.unpickle(received) if self._host else self._local.load(name, mapped)
 
     @property
     def _sends(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from train.checkpoint.selection import Selection
+from train.distributed.sharding import ShardedOptimizer
 
 
 @dataclass
@@ -21,3 +22,19 @@ class State:
     scaler: torch.amp.GradScaler
     step: int
     selection: Selection
+
+    @property
+    def shards(self) -> list[ShardedOptimizer]:
+        """The optimizers of which each rank has a part (train.shard)."""
+        optimizers: tuple[object, ...] = self.optimizers
+        return [each for each in optimizers if isinstance(each, ShardedOptimizer)]
+
+    def settle(self) -> None:
+        """Before anybody reads the parameters after a step: wait for those that other ranks have updated."""
+        for optimizer in self.shards:
+            optimizer.settle()
+
+    def collect(self) -> None:
+        """Before a checkpoint, on every rank: bring the optimizers' state to rank 0, and wait for the parameters."""
+        for optimizer in self.shards:
+            optimizer.collect()

@@ -236,7 +236,7 @@ class TreeReducer:
             self._exchange(kept, own_chunk, depth + 1)
         else:
             own_chunk.copy_(kept[0])
-        _share(out, chunks, level)
+        share(out, chunks, level.member_index, level.ranks, level.group)
 
     def _pack(self, rows: Tensors, chunks: list[slice], depth: int) -> torch.Tensor:
         """Return the message to all members: the chunk of member 0 from every row, then the chunk of member 1, …"""
@@ -254,16 +254,22 @@ class TreeReducer:
         return self._scratch[key][:size]
 
 
-def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
+def share(
+    out: torch.Tensor,
+    chunks: Sequence[slice],
+    member_index: int,
+    ranks: Sequence[int],
+    group: dist.ProcessGroup,
+) -> None:
     """Send every member's chunk of `out` to every other member: an all-gather of unequal parts, in place.
 
     Uses single messages, because gloo's own all-gather takes longer and wants equal parts, so the chunks would have
     to be padded.
     """
-    others = [i for i in range(level.size) if i != level.member_index]
-    own_chunk = out[chunks[level.member_index]]
-    incoming = [dist.P2POp(dist.irecv, out[chunks[i]], level.ranks[i], level.group) for i in others]
-    outgoing = [dist.P2POp(dist.isend, own_chunk, level.ranks[i], level.group) for i in others]
+    others = [i for i in range(len(ranks)) if i != member_index]
+    own_chunk = out[chunks[member_index]]
+    incoming = [dist.P2POp(dist.irecv, out[chunks[i]], ranks[i], group) for i in others]
+    outgoing = [dist.P2POp(dist.isend, own_chunk, ranks[i], group) for i in others]
     operations = [op for op in (*incoming, *outgoing) if op.tensor.numel()]
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()

@@ -25,6 +25,7 @@ class StepResult:
     loss: float
     stop_requested: bool
     leave_requested: bool
+    checkpoint_due: bool
     changed_buffers: list[float]
     rank_times: list[list[float]]
     """Each rank's report of train/distributed/timing.py; empty in a step without reports."""
@@ -60,10 +61,12 @@ class StepExchange:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def send(self, stop: bool, leave: bool, changed: list[float], own_times: list[float]) -> None:
+    def send(
+        self, stop: bool, leave: bool, due: bool, changed: list[float], own_times: list[float]
+    ) -> None:
         """Send the losses, and this rank's wish to stop or to leave, without waiting for the others.
 
-        On a GPU, call this after the last backward pass is launched: so the GPU has work while this waits for the
+        `due`: this rank takes the checkpoints, and one is due after this step. On a GPU, call this after the last backward pass is launched: so the GPU has work while this waits for the
         copy of the losses. `own_times`: empty, on all ranks alike, when none are due.
         """
         assert self._losses is not None
@@ -77,7 +80,7 @@ class StepExchange:
             own_times
         )
         self._per_rank = len(own_times)
-        numbers = [float(stop), float(leave), *slots, *time_slots, *changed]
+        numbers = [float(stop), float(leave), float(due), *slots, *time_slots, *changed]
         vector = torch.tensor(numbers, dtype=torch.float64)
         self._vector = vector
         if self._sockets is not None and len(vector) <= MOST_NUMBERS:
@@ -93,9 +96,10 @@ class StepExchange:
             total = torch.stack(self._work.wait()).sum(dim=0)
         elif self._work is not None:
             self._work.wait()
-        stop, leave, *rest = total.tolist()
+        stop, leave, due, *rest = total.tolist()
         losses, rest = rest[: self._count], rest[self._count :]
         count, size = self._per_rank, self._world.size
         times = [rest[r * count : (r + 1) * count] for r in range(size if count else 0)]
         changed = rest[count * size :]
-        return StepResult(sum(losses) / self._count, stop > 0, leave > 0, changed, times)
+        loss = sum(losses) / self._count
+        return StepResult(loss, stop > 0, leave > 0, due > 0, changed, times)

@@ -48,14 +48,14 @@ class StepClock:
     """This rank's times in its steps."""
 
     def __init__(self) -> None:
-        self._step_started_at = self._ready_at = 0.0
+        self._step_started_at = self._ready_at = self._waited_in_step = 0.0
         self._steps = self._micro_batches = self._in_step = 0
         self._total = self._waiting = self._batches = self._computing = 0.0
         self._reported = self.totals()
 
     def begin(self) -> None:
         """A step begins."""
-        self._in_step = 0
+        self._in_step, self._waited_in_step = 0, 0.0
         self._step_started_at = time.perf_counter()
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class StepClock:
         """The backward pass is over."""
         if self._ready_at:
             self._waiting += time.perf_counter() - self._ready_at
-            self._computing += self._ready_at - self._step_started_at
+            self._computing += self._ready_at - self._step_started_at - self._waited_in_step
             self._micro_batches += self._in_step
             self._ready_at = 0.0
 
@@ -80,7 +80,9 @@ class StepClock:
         """Within this context the rank waits for other ranks."""
         began = time.perf_counter()
         yield
-        self._waiting += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._waiting += seconds
+        self._waited_in_step += seconds
 
     @contextmanager
     def batch(self) -> Iterator[None]:

@@ -51,6 +51,7 @@ class RunConfig:
     seed: int
     precision: str
     reduction: str
+    shard: str
     comm_hook: str
     bucket_cap_mb: float
     find_unused_parameters: bool
@@ -112,6 +113,10 @@ def parse(argv: Sequence[str]) -> RunConfig:
         )
     if config.balance and config.reduction != "tree":
         parser.error("--balance needs --reduction=tree, whose result depends on no process' part")
+    if config.shard != "none" and config.reduction != "tree":
+        parser.error(
+            "--shard needs --reduction=tree, whose gradients are the same bits on every process"
+        )
     if config.shares is not None and sum(config.shares) != config.micro_batches:
         parser.error(
             f"--shares has to add up to the {config.micro_batches} micro-batches of a step"
@@ -142,6 +147,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
     add("--reduction", choices=("tree", "allreduce"), default="tree")
+    add(
+        "--shard",
+        choices=("none", "optimizer"),
+        default="none",
+        help="optimizer: each process keeps only the optimizer's state of its part of the parameters",
+    )
     add("--comm-hook", choices=("none", "fp16", "bf16", "powersgd"), default="none")
     add("--bucket-cap-mb", type=_positive, default=25.0, help="size of DDP's buckets, MiB")
     add("--find-unused-parameters", action="store_true")

@@ -20,7 +20,7 @@ from train.run.provenance import LIBRARY_FLAGS
 
 # Settings that may change between two runs of one job without changing what is computed.
 _FREE = {
-    "world_size", "shares", "weight", "balance", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
+    "world_size", "shares", "weight", "balance", "shard", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
     "eval_every", "best_metric", "best_mode", "patience", "min_delta", "log_every", "digest", "trackers", "profile", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
     "code_dir", "until", "accept_changes", "probe", "steps", "epochs",
 }  # fmt: skip

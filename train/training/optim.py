@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from train.base.errors import TrainError
 from train.distributed.lean import keep_steps_uncompiled, without_compiler
+from train.distributed.process_group import World
+from train.distributed.sharding import shard
 from train.run.config import RunConfig
 from train.run.portable import PORTABLE
 from train.workload import Workload
@@ -22,10 +25,12 @@ from train.workload import Workload
 _PROTOCOL = ("step", "param_groups", "state_dict", "load_state_dict")
 
 
-def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim.Optimizer, ...]:
+def build_optimizers(
+    workload: Workload, config: RunConfig, world: World, directory: Path
+) -> tuple[torch.optim.Optimizer, ...]:
     """Return the workload's own optimizers if it brings any, else the one that the config names.
 
-    Raises TrainError if the workload returns no usable optimizer.
+    `directory`: the checkpoint directory. Raises TrainError if the workload returns no usable optimizer.
     """
     if workload.optimizer is not None:
         optimizers = _checked_optimizers(workload.optimizer(workload.model, config.lr))
@@ -34,7 +39,7 @@ def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim
             optimizers = (_built_in(workload, config),)
     for optimizer in optimizers:
         keep_steps_uncompiled(optimizer)
-    return optimizers
+    return shard(optimizers, world, directory) if config.shard == "optimizer" else optimizers
 
 
 def _checked_optimizers(returned: Any) -> tuple[torch.optim.Optimizer, ...]:

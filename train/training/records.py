@@ -206,15 +206,20 @@ class Records:
         listed = first_few([f"{name}: {count}" for name, count in parts])
         self.say(f"share: auto, micro-batches from step {step + 1} on: {listed}")
 
-    def commit(self, state: State, is_best: bool) -> None:
+    def due(self, step: int) -> bool:
+        """Return whether to take a checkpoint after `step` complete steps. The last step's is taken at the end."""
+        return step < self._last_step and self.checkpointer.due(step)
+
+    def commit(self, state: State, due: bool, is_best: bool) -> None:
         """Take a checkpoint if one is due, or if its evaluation was the best so far.
 
         Call it after the rows of its step are written, so that every committed step is on record. Raises
         FencedOffError.
         """
-        if is_best or (state.step < self._last_step and self.checkpointer.due(state.step)):
+        if due or is_best:
             self.checkpointer.save(state, is_best)  # and hash its copy
-        elif self._chain is not None and state.step < self._last_step:
+        elif self._chain is not None and self._chain.here.due and state.step < self._last_step:
+            state.settle()
             self._chain.take(state.model)
         lost = self.checkpointer.fenced_off
         if lost is None and self._remote is not None:
@@ -393,4 +398,6 @@ def _describe_start(facts: StartFacts, run: dict[str, Any], from_step: int) -> d
         "hosts": facts.hosts,
         "data": {},
     }
+    if facts.config.shard != "none":
+        start["shard"] = facts.config.shard
     return {**start, "accepted": facts.accepted} if facts.accepted else start

@@ -1,8 +1,8 @@
 """The results of a probe: the values of probe.json, the table for people, and the verdict. Pure.
 
 Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md there). The algorithm's bandwidth is the bytes of the result
-divided by the time. The bus bandwidth of an all-reduce is the algorithm's times 2(n-1)/n, with n ranks. It does not
-depend on n, so it can be compared with the network's bandwidth.
+divided by the time. The bus bandwidth of an all-reduce is the algorithm's times 2(n-1)/n, with n ranks, and of a gather
+half of that. It does not depend on n, so it can be compared with the network's bandwidth.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ class Collective:
     @property
     def bus_bandwidth(self) -> float:
         """Bytes a second."""
-        return self.algorithm_bandwidth * 2 * (self.ranks - 1) / self.ranks
+        return self.sent(self.ranks)
+
+    def sent(self, members: int) -> float:
+        """Return the bytes a second that each of `members` sends if they exchange as one ring."""
+        times = 1 if self.kind == "gather" else 2
+        return self.algorithm_bandwidth * times * (members - 1) / members
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,10 @@ def verdict(figures: Figures) -> str:
         rates = (f"{kind} {rate(c.bus_bandwidth)}" for kind, c in largest.items())
         return f"one host; bus bandwidth: {', '.join(rates)}"
     slowest = min(figures.pairs, key=lambda pair: pair.tcp_bandwidth)
-    parts = {kind: _of_network(c, figures) / slowest.tcp_bandwidth for kind, c in largest.items()}
+    # The ranks of a host exchange among themselves, so each host sends as a member does.
+    parts = {
+        kind: c.sent(len(figures.hosts)) / slowest.tcp_bandwidth for kind, c in largest.items()
+    }
     said = ", ".join(f"{kind} takes {part:.0%}" for kind, part in parts.items())
     network = f"the {rate(slowest.tcp_bandwidth)} of plain TCP between {slowest.first} and {slowest.second}"
     why = (
@@ -115,12 +123,6 @@ def verdict(figures: Figures) -> str:
     return (
         f"{said} of {network}{why}{''.join(f'; {each}' for each in slow_interfaces(figures.nics))}"
     )
-
-
-def _of_network(collective: Collective, figures: Figures) -> float:
-    """Return the bytes a second that each host sends: the ranks of a host reduce among themselves first."""
-    hosts = len(figures.hosts)
-    return collective.algorithm_bandwidth * 2 * (hosts - 1) / hosts
 
 
 def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from train.distributed import nccl, tree
 from train.distributed.agreement import Assembly
 from train.distributed.gradients import connect_reducer
 from train.distributed.process_group import World
+from train.distributed.sharding import Gather
 from train.health.phase import doing
 from train.run.lock import Fence
 from train.run.node import Node
@@ -49,7 +50,9 @@ def run(info: RunInfo) -> int:
     record = partial(_record_status, info.directory, fence, met.host)
     with doing("probing"):
         record("running", "")
-        complete = Probe(world, met.shares.ranges, met.assembly, info.directory, stop).run()
+        gather = Gather(world) if info.config.shard == "optimizer" and world.size > 1 else None
+        probe = Probe(world, met.shares.ranges, met.assembly, info.directory, stop, gather)
+        complete = probe.run()
         reason = "" if complete else foremost(world.all_gather(stop.reason))
         record("done" if complete else "stopped", reason)
         if fence is not None:
@@ -79,8 +82,11 @@ class Probe:
         assembly: Assembly,
         directory: Path,
         stop: StopRequest,
+        gather: Gather | None = None,
     ) -> None:
+        """`gather`: the exchange of updated parameters, if the job has one."""
         self._world, self._rank_micro_batches, self._stop = world, rank_micro_batches, stop
+        self._gather = gather
         self._path = directory / FILE
         leaders = [ranks[0] for ranks in world.layout]
         names = [assembly.members[rank].host or "this host" for rank in leaders]
@@ -211,6 +217,8 @@ class Probe:
                 if self._must_stop():
                     return False
                 slowest = max(self._all_reduce(count), self._tree(count, reducer))
+                if self._gather is not None:
+                    slowest = max(slowest, self._gathered(count, self._gather))
                 too_long_s = min(_TOO_LONG_S, self._world.collective_timeout / 8)
                 if slowest > too_long_s and count < SIZES[-1]:
                     self._say(f"larger sizes are left out: this one takes {slowest:.0f} s")
@@ -244,6 +252,22 @@ class Probe:
         for row in rows:
             row.zero_()
         return self._record("tree", count, lambda: reducer.reduce(rows, rows[-1]).wait(), correct)
+
+    def _gathered(self, count: int, gather: Gather) -> float:
+        """Measure the exchange of parameters of this size, of which each rank has updated an equal part."""
+        rank, size, device = self._world.rank, self._world.size, self._world.device
+        pattern = _pattern(count // 4 // size, device)
+        parts = [pattern * _weight(r) * (r == rank) for r in range(size)]
+        gather.start([[part] for part in parts])
+        gather.wait()
+        self._settle()
+        correct = all(torch.equal(part, pattern * _weight(r)) for r, part in enumerate(parts))
+
+        def exchange() -> None:
+            gather.start([[part] for part in parts])
+            gather.wait()
+
+        return self._record("gather", count, exchange, correct)
 
     def _record(self, kind: str, count: int, operation: Callable[[], Any], correct: bool) -> float:
         seconds = self._timed(operation)

@@ -1,0 +1,71 @@
+"""Workloads for train.shard: an optimizer of every class, and models that are hard to share out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.train.odd_models import Functional, workload
+from train.workload import Workload
+
+# Arguments with which an optimizer keeps all the state that it can keep.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"weight_decay": 0.1},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "Adagrad": {"lr_decay": 0.01, "initial_accumulator_value": 0.1},
+    "Adadelta": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "ASGD": {"t0": 2},
+    "Adafactor": {},
+    "Muon": {},
+}
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 3)
+    )
+
+
+def optimizer(name: str, model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
+    """One of torch's, with two groups that have rates of their own."""
+    kind, arguments = getattr(torch.optim, name), ARGUMENTS.get(name, {})
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    if name == "Muon":  # takes matrices only
+        vectors, matrices = matrices[:1], matrices[1:]
+    made: torch.optim.Optimizer = kind(
+        [{"params": vectors, "lr": 2 * lr}, {"params": matrices}], lr=lr, **arguments
+    )
+    return made
+
+
+def tied_and_frozen(context: Any) -> Workload:
+    """A layer that is used twice, two parameters in the same memory, and one that is frozen."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.bias.data = first.bias.data
+    first.weight.requires_grad_(False)
+    return workload(
+        nn.Sequential(first, second, nn.Tanh(), second, nn.Linear(8, 3)),
+        optimizer=lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr),
+    )
+
+
+def overflowing(context: Any) -> Workload:
+    """The first gradients of one parameter, which one rank has, are infinite under the gradient scaler."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        return m.layer(x), 8e33 * m.w.sum()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores, huge = model(batch[0])
+        return nn.functional.cross_entropy(scores.float(), batch[1]) + huge
+
+    return workload(Functional(forward, {"w": torch.zeros(3)}), loss=loss, eval_dataset=None)
