@@ -17,6 +17,11 @@ process of the tracker takes the rows a second later:
 
 With --digest our loop with the weights hashed every 10 steps (train.digest) against the same without.
 
+With --shard our loop with shard: optimizer against the same without it, with two processes or more:
+
+  ours/tree       as above
+  ours/shard      each rank updates its own parameters, and then they exchange them
+
 With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
 card):
 
@@ -56,6 +61,7 @@ TOY = "--arg=batch_norm=true --arg=hidden=256 --optimizer=sgd --global-batch-siz
 LOOPS = ("bare", "ours/tree", "ours/allreduce")
 ALL_ON = ("all off", "all on")
 DIGEST = ("digest off", "digest on")
+SHARD = ("ours/tree", "ours/shard")
 ON_GPU = ("bare", "bare/exact", "ours/tree")
 # name -> (argv of the run, processes to measure with)
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -96,6 +102,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all-on", action="store_true", help="compare all on and all off, instead")
     parser.add_argument("--digest", action="store_true", help="hashes of the weights on and off")
+    parser.add_argument("--shard", action="store_true", help="shard: optimizer against none")
     parser.add_argument("--cuda", action="store_true", help="on GPU 0, which all processes share")
     parser.add_argument("--determinism", action="store_true", help="portable against the default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -104,10 +111,14 @@ def main() -> None:
         work(json.loads(options.worker), options.blocks, options.seconds)
         return
     results = []
-    chosen = {ON_GPU: options.cuda, ALL_ON: options.all_on, DIGEST: options.digest, LOOPS: True}
+    chosen = {
+        ON_GPU: options.cuda, ALL_ON: options.all_on, DIGEST: options.digest, SHARD: options.shard, LOOPS: True
+    }  # fmt: skip
     contenders = next(each for each, is_chosen in chosen.items() if is_chosen)
     for name, (argv, worlds) in (GPU_CASES if options.cuda else CASES).items():
         for world in worlds if options.only in name else ():
+            if options.shard and world == 1:
+                continue
             if options.determinism:
                 found = measure_determinism(argv, world, options)
             else:
@@ -184,6 +195,9 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
         "bare": lambda: bare(parse(fixed), world, exact=not case["cuda"]),
         "bare/exact": lambda: bare(parse(fixed), world, exact=True),
         "ours/tree": lambda: ours(parse(fixed), world, directory / "tree"),
+        "ours/shard": lambda: ours(
+            parse([*fixed, "--shard=optimizer"]), world, directory / "shard"
+        ),
         "ours/allreduce": lambda: ours(parse(all_reduce), world, directory / "allreduce"),
         "digest off": lambda: ours(parse(fixed), world, directory / "plain"),
         "digest on": lambda: ours(parse([*fixed, "--digest"]), world, directory / "digest"),
@@ -349,7 +363,7 @@ def print_result(result: dict[str, Any]) -> None:
             f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
     pairs = (
-        ("ours/tree", "bare"), ("bare/exact", "bare"), ("ours/tree", "bare/exact"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off"), ("digest on", "digest off")
+        ("ours/tree", "bare"), ("bare/exact", "bare"), ("ours/tree", "bare/exact"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off"), ("digest on", "digest off"), ("ours/shard", "ours/tree")
     )  # fmt: skip
     for a, b in pairs:
         if a not in times or b not in times:

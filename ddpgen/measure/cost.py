@@ -94,6 +94,19 @@ def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
     return _exchanged(rows, [1] * shape.hosts) * gradient_bytes
 
 
+def gather_bytes(shape: Shape, parameter_bytes: float) -> float:
+    """Return the bytes of `shard: optimizer`, which gives every rank the parameters that another one has updated.
+
+    Each of N members sends (N-1)/N of them. If all hosts have the same number of processes, it runs between hosts
+    first, and then inside each host.
+    """
+    if shape.hosts == 1 or len(set(shape.procs)) == 1:
+        members = shape.processes if shape.hosts == 1 else shape.hosts
+        return (members - 1) / members * parameter_bytes
+    processes = shape.processes
+    return max(n * (processes - n) for n in shape.procs) / processes * parameter_bytes
+
+
 def partial_sums(first: int, end: int, leaves: int) -> int:
     """Return how many nodes of the tree over `leaves` micro-batches cover first, first + 1, … end - 1."""
     count = 0

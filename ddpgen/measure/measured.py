@@ -30,7 +30,10 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `step_s`: the median time of its `steps` steps; both are 0 if it is not known. `tier`: "" if unknown."""
+    """One run. `step_s`: the median time of its `steps` steps; both are 0 if it is not known. `tier`: "" if unknown.
+
+    `shard`: its newest start spread the optimizer's state over the processes.
+    """
 
     directory: str
     parameters: int | None = None
@@ -41,6 +44,7 @@ class Run:
     steps: int = 0
     processes: int = 0
     tier: str = ""
+    shard: bool = False
 
     def differs(self, job: JobSpec) -> str:
         """Return the first setting for which its steps take another time than those of `job`; "" without one."""
@@ -111,7 +115,13 @@ def read(directory: Path) -> Run:
         len(step_times),
         (_positive(starts[-1]["world_size"]) or 0) if starts else 0,
         JobState(attempt=str(attempt[0])).started_by,
+        _sharded(manifest.get("starts")),
     )
+
+
+def _sharded(starts: Any) -> bool:
+    newest = starts[-1] if isinstance(starts, list) and starts else None
+    return isinstance(newest, dict) and newest.get("shard") == "optimizer"
 
 
 def _newest_start(rows: Iterable[dict[str, Any]]) -> tuple[list[float], tuple[Any, Any]]:

@@ -54,6 +54,11 @@ def _head(prediction: Prediction) -> Iterator[str]:
         f"{gradients.dtype}: {count(gradients.sent_bytes, 'B')}"
     )
     yield f"traffic    {_traffic(prediction)}"
+    if (shard := prediction.shard) is not None:
+        yield (
+            f"sharded    {count(shard.gather_bytes, 'B')} a step more for the updated parameters; of the optimizer's state "
+            f"{count(shard.process_bytes, 'B')} in each process instead of {count(shard.whole_bytes, 'B')}"
+        )
     if prediction.compute.micro_batch_s:
         slowest = max(_host_seconds(prediction))
         yield f"compute    {time(slowest)} a step ({prediction.compute.source})"

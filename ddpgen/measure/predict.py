@@ -125,6 +125,19 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """The effect of shard: optimizer. `gather_bytes`: a step's traffic of the updated parameters, on the busiest link.
+
+    `whole_bytes`, `process_bytes`: the optimizer's state in each process, without it and with it.
+    """
+
+    gather_bytes: float
+    gather_s: float
+    whole_bytes: float
+    process_bytes: float
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """The cost of checkpoints and lost machines.
 
@@ -172,6 +185,7 @@ class Prediction:
     balances: bool
     unequal: bool
     balance: Balance | None
+    shard: Shard | None
     checkpoints: Checkpoints | None
     prices: Prices | None
 
@@ -217,7 +231,7 @@ class _Job:
             self.compute, options.efficiency, self.link, tuple(self._links()),
             () if unequal or self.on_gpu_link else tuple(self._nodes()),
             tuple(sorted(changes, key=lambda change: -change.speed)),
-            job.balances, unequal, self._balance(), self._checkpoints(), self._prices(),
+            job.balances, unequal, self._balance(), self._shard(), self._checkpoints(), self._prices(),
         )  # fmt: skip
 
     # --- what goes in --------------------------------------------------------------------------
@@ -270,7 +284,8 @@ class _Job:
             return Compute((), f"not known: which hosts {run.directory} ran on; {give}")
         measurement = f"median of {run.steps} steps of {run.directory} on {counted(shape)}"
         communication_s = self._communication_s(shape) if shape.hosts > 1 else 0.0
-        compute_s = self._overlap(shape.max_micro_batches).compute_s(run.step_s, communication_s)
+        own_s = run.step_s - (self._gather_s(shape) if run.shard else 0.0)
+        compute_s = self._overlap(shape.max_micro_batches).compute_s(own_s, communication_s)
         if compute_s <= 0:
             communication = (
                 f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
@@ -341,8 +356,27 @@ class _Job:
         crossing = self._bytes(shape, self.gradients.sent_bytes)
         return (link or self.link).seconds(crossing, self.options.efficiency)
 
+    def _parameter_bytes(self) -> float:
+        return self.gradients.parameters * DTYPE_BYTES["fp32"]
+
+    def _gather_s(self, shape: Shape, link: Link | None = None) -> float:
+        if shape.hosts == 1 and not self.on_gpu_link:
+            return 0.0
+        sent = cost.gather_bytes(shape, self._parameter_bytes())
+        return (link or self.link).seconds(sent, self.options.efficiency)
+
+    def _shard(self) -> Shard | None:
+        train, shape = self.job.train, self.shape
+        if not self.job.sharded:
+            return None
+        # Moments of each parameter: two of Adam and AdamW, and SGD's momentum.
+        moments = 2 if train.optimizer != "sgd" else int(train.momentum > 0)
+        whole = moments * self._parameter_bytes()
+        sent = cost.gather_bytes(shape, self._parameter_bytes())
+        return Shard(sent, self._gather_s(shape), whole, whole / shape.processes)
+
     def _overlap(self, micro_batches: int) -> Overlap:
-        gradient_bytes = self.gradients.parameters * DTYPE_BYTES["fp32"]
+        gradient_bytes = self._parameter_bytes()
         last_bucket = cost.last_bucket(gradient_bytes, self.job.train.bucket_cap_mb)
         return Overlap(micro_batches, last_bucket)
 
@@ -361,8 +395,14 @@ class _Job:
 
     def _step_of(self, shape: Shape, link: Link, micro_batch_s: Sequence[float]) -> StepCost:
         communication_s = self._communication_s(shape, link)
-        return self._overlap(shape.max_micro_batches).step(
+        step = self._overlap(shape.max_micro_batches).step(
             self._compute_s(shape, micro_batch_s), communication_s
+        )
+        if not self.job.sharded:
+            return step
+        gather_s = self._gather_s(shape, link)  # nothing is left to hide it but the next batch
+        return replace(
+            step, communication_s=communication_s + gather_s, exposed_s=step.exposed_s + gather_s
         )
 
     def _links(self) -> Iterator[OnLink]:
@@ -449,7 +489,7 @@ class _Job:
         if overlap.micro_batches > 1 and train.micro_batch_size:
             yield f"micro_batch_size: {overlap.micro_batches * train.micro_batch_size}"
         if overlap.last_bucket > 1 / _BUCKETS:
-            gradient_bytes = self.gradients.parameters * DTYPE_BYTES["fp32"]
+            gradient_bytes = self._parameter_bytes()
             yield f"bucket_cap_mb: {gradient_bytes / cost.MIB / _BUCKETS:.1g}"
 
     def _balance(self) -> Balance | None:

@@ -183,6 +183,7 @@ class Train:
     seed: int = setting(WholeNumber(0), 0)
     precision: str = setting(Choice("fp32", "bf16", "fp16"), "fp32")
     reduction: str = setting(Choice("tree", "allreduce"), "tree")
+    shard: str = setting(Choice("none", "optimizer"), "none")
     comm_hook: str = setting(Choice("none", "fp16", "bf16", "powersgd"), "none")
     bucket_cap_mb: float = setting(Number(greater_than=0), 25.0)
     find_unused_parameters: bool = setting(Flag(), False)
@@ -334,6 +335,11 @@ class JobSpec:
     def balances(self) -> bool:
         """True if micro-batches move between processes while the job runs."""
         return False
+
+    @property
+    def sharded(self) -> bool:
+        """True if each process keeps only a part of the optimizer's state."""
+        return self.train.shard != "none" and self.world_size > 1
 
     @property
     def resizes(self) -> bool:

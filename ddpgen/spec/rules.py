@@ -279,6 +279,10 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
         problem = f"comm_hook {train.comm_hook} would replace the fixed-order tree"
         remedy = "write reduction: allreduce, or comm_hook: none"
         yield Conflict(("train.comm_hook", "train.reduction"), problem, remedy)
+    if train.shard != "none" and train.reduction != "tree":
+        problem = "the parts of the ranks fit together only if all ranks have the same gradients to the bit"
+        remedy = "write reduction: tree, or leave shard out"
+        yield Conflict(("train.shard", "train.reduction"), problem, remedy)
     if train.comm_hook in ("bf16", "powersgd") and (job.backend == "gloo" or not job.on_gpus):
         problem = f"comm_hook {train.comm_hook} needs nccl, and the job runs on gloo"
         remedy = "write comm_hook: none (on gloo compression only costs time)"

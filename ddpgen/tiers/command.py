@@ -28,7 +28,7 @@ PINNED = (
 )
 _FLAGS = (
     "optimizer lr weight_decay momentum schedule warmup_steps grad_clip seed precision reduction "
-    "comm_hook bucket_cap_mb threads determinism data_workers eval_every log_every"
+    "shard comm_hook bucket_cap_mb threads determinism data_workers eval_every log_every"
 )
 
 

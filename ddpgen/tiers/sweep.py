@@ -113,8 +113,9 @@ def programmed(reading: Reading) -> JobSpec:
 
 
 def _id(program: Sequence[str]) -> str:
-    """Return an id of the training. The share of a host in the work does not count: it changes no bit."""
-    words = "\0".join(w for w in program if not w.startswith("--weight=") and w != "--balance")
+    """Return an id of the training. Options that share out the work do not count: they change no bit."""
+    own = [word for word in program if not word.startswith(("--weight=", "--balance", "--shard="))]
+    words = "\0".join(own)
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 

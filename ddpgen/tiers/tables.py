@@ -30,6 +30,7 @@ def as_text(job: JobSpec, tier: str) -> str:
         f"checkpoints  {_path_text(plan.checkpoint_dir)}",
         *([f"kept in      {_path_text(plan.store)}"] if plan.store else []),
         *([f"points       {_points(job)}"] if job.points else []),
+        *([f"optimizer    {_sharded(job)}"] if job.sharded else []),
         *plan.facts,
         "",
     ]
@@ -72,9 +73,14 @@ def facts(job: JobSpec, tier: str) -> dict[str, Any]:
         **({"store": _path_text(plan.store)} if plan.store else {}),
         **({"points": [*job.points]} if job.points else {}),
         **({"share": "auto"} if job.balances else {}),
+        **({"shard": job.train.shard} if job.sharded else {}),
         "nodes": nodes,
         "command": [shell.quote(word) for word in plan.command.host_command],
     }
+
+
+def _sharded(job: JobSpec) -> str:
+    return f"each rank keeps about 1/{job.world_size} of the optimizer's state (shard: optimizer)"
 
 
 def _points(job: JobSpec) -> str:

@@ -15,6 +15,7 @@ from ddpgen.spec.fields import Refused
 from train.checkpoint.checkpointer import best_interval
 from train.distributed import tree
 from train.distributed.reduction import plain_sum_is_the_tree, plan_stages
+from train.distributed.sharding import plan_gather
 from train.training.data import ranges
 from train.workload import Context
 from train.workloads import gpt, mnist, toy
@@ -87,6 +88,24 @@ def exchanged(procs: tuple[int, ...], each: tuple[int, ...]) -> float:
                     out[group[rank]] += (rows + 1) * size  # its rows of the other's chunk, its sum
                     into[group[other]] += (rows + 1) * size
     return max(*out.values(), *into.values())
+
+
+@pytest.mark.parametrize("procs", [(1, 1), (3,), (2, 2), (2, 1), (1, 1, 1), (2, 2, 2), (1, 3, 1)])
+def test_the_gathers_bytes_are_what_its_stages_send(procs: tuple[int, ...]) -> None:
+    ends = list(itertools.accumulate(procs, initial=0))
+    layout = [list(range(a, b)) for a, b in itertools.pairwise(ends)]
+    group = {rank: host for host, ranks in enumerate(layout) for rank in ranks}
+    if len(procs) == 1:
+        group = {rank: rank for rank in group}
+    out, into = dict.fromkeys(group.values(), 0.0), dict.fromkeys(group.values(), 0.0)
+    for ranks, positions in plan_gather(layout)[1]:
+        for sender, (first, end) in zip(ranks, positions, strict=True):
+            for receiver in ranks:
+                if group[sender] != group[receiver]:
+                    out[group[sender]] += (end - first) / sum(procs)
+                    into[group[receiver]] += (end - first) / sum(procs)
+    busiest = max(*out.values(), *into.values())
+    assert cost.gather_bytes(Shape(procs), 1.0) == pytest.approx(busiest)
 
 
 def test_only_the_backward_pass_of_the_last_micro_batch_hides_communication() -> None:

@@ -104,6 +104,19 @@ def test_a_plan_on_hosts_says_that_micro_batches_will_move(
     assert even.out.splitlines() == moving[:4] + moving[5:]
 
 
+def test_a_plan_says_that_the_optimizer_is_sharded(run: Run, spec: Callable[[str], object]) -> None:
+    spec(GPT)
+    plain, shard = run("plan", "job.yaml").out, ("--set", "train.shard=optimizer")
+    line = "optimizer    each rank keeps about 1/2 of the optimizer's state (shard: optimizer)"
+    out = run("plan", "job.yaml", *shard).out
+    assert out.splitlines()[4] == line
+    words = out.replace(line, "").replace("--shard=optimizer", "").replace("\\", "").split()
+    assert words == plain.replace("\\", "").split()
+    assert json.loads(run("plan", "job.yaml", "--json", *shard).out)["shard"] == "optimizer"
+    alone = (*shard, "--set", "procs_per_node=1")  # one process has all of it
+    assert "optimizer    " not in run("plan", "job.yaml", *alone).out
+
+
 def test_the_plans_of_all_tiers_are_one_document_for_programs(
     run: Run, spec: Callable[[str], object]
 ) -> None:

@@ -226,6 +226,32 @@ def test_share_auto_fits_the_hosts_by_itself_unless_one_alone_is_faster(
     assert "smaller micro_batch_size" in advice("2s", "1s", *few)[0]
 
 
+def test_shard_counts_its_traffic_and_its_memory(run: Run, spec: Spec, tmp_path: Path) -> None:
+    shard, link = ("--set", "train.shard=optimizer"), ("--link", "100 Mbit/s")
+    gather_s = PARAMETERS * 4 / 2 * 8 / 0.85e8  # each of two hosts sends half of the parameters
+    asked = (spec(HOSTS), "--step-time", "1s", *link)
+    plain, found = predicted(run, *asked), predicted(run, *asked, *shard)
+    assert plain["shard"] is None
+    assert found["shard"] == {
+        "gather_bytes": PARAMETERS * 2.0,
+        "gather_s": pytest.approx(gather_s),
+        "whole_bytes": PARAMETERS * 8.0,
+        "process_bytes": PARAMETERS * 2.0,
+    }
+    steps = [each["links"][0]["step"]["step_s"] for each in (plain, found)]
+    assert steps[1] - steps[0] == pytest.approx(gather_s)
+    lines = run("predict", *asked, *shard).out.splitlines()
+    assert "1.68 MB a step more" in lines[3]
+    assert "1.68 MB in each process instead of 6.7 MB" in lines[3]
+    # A run that had it is told without its gather, one that had not is told as it is.
+    by_hosts = {"took": 2.0, "processes": 4, "attempt": "20260101-000000-abcd"}
+    computed = []
+    for starts in ([{"shard": "optimizer"}], [{}], "spoilt"):
+        left_by_a_run(tmp_path / "build/checkpoints/gpt", **by_hosts, starts=starts)  # type: ignore[arg-type]
+        computed.append(predicted(run, spec(HOSTS), *link)["compute"]["micro_batch_s"][0])
+    assert computed[1] == computed[2] == pytest.approx(computed[0] + gather_s)
+
+
 def test_of_three_unequal_hosts_the_slowest_is_left_out(run: Run, spec: Spec) -> None:
     text = GPT.replace("global_batch_size: 16", "global_batch_size: 128")
     text += "targets:\n  hosts: {hosts: [{name: slow}, {name: fast, share: 2}, {name: faster, share: 3}]}\n"

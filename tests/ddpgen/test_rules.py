@@ -58,6 +58,7 @@ CONFLICTS = [
     ({"train": "warmup_steps: 100"}, "12:17 train.warmup_steps", "warm-up"),
     ({"train": "precision: fp16"}, "12:14 train.precision", "GPU"),
     ({"train": "comm_hook: fp16"}, "12:14 train.comm_hook", "tree"),
+    ({"train": "reduction: allreduce\n  shard: optimizer"}, "13:10 train.shard", "same gradients"),
     ({"train": "reduction: allreduce\n  comm_hook: powersgd"}, "13:14 train.comm_hook", "nccl"),
     ({"train": "early_stop: {patience: 2}"}, "12:15 train.early_stop", "best: loss"),
     ({"train": "best: accuracy\n  eval_every: 5 steps"}, "12:9 train.best", "accuracy"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 from typing import Any
 
 import torch
 from torch import nn
 
+from tests.train import moving
 from tests.train.odd_models import Functional, workload
 from train.workload import Workload
 
@@ -69,3 +74,21 @@ def overflowing(context: Any) -> Workload:
         return nn.functional.cross_entropy(scores.float(), batch[1]) + huge
 
     return workload(Functional(forward, {"w": torch.zeros(3)}), loss=loss, eval_dataset=None)
+
+
+def killed(context: Any) -> Workload:
+    """Batch norm and dropout, with shares that change. With KILL_SEED, a rank dies in any moment of its first steps."""
+    made, seed = moving.batch_norm_and_dropout(context), os.environ.get("KILL_SEED")
+    chance = random.Random(seed)
+    victim, left = chance.randrange(context.world_size), 1 + chance.randrange(30)
+    after_s, calls = chance.uniform(0, 0.02), 0
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if seed is not None and context.rank == victim and calls == left:
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        result: torch.Tensor = made.loss(model, batch)
+        return result
+
+    return workload(made.model, loss=loss)

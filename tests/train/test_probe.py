@@ -30,9 +30,11 @@ def probed(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("processes", [2, 3])
-def test_a_probe_measures_checks_and_says_what_it_found(tmp_path: Path, processes: int) -> None:
-    run = workers.run(tmp_path, TOY, processes, "--probe")
+@pytest.mark.parametrize(("processes", "shard"), [(2, "none"), (3, "optimizer")])
+def test_a_probe_measures_checks_and_says_what_it_found(
+    tmp_path: Path, processes: int, shard: str
+) -> None:
+    run = workers.run(tmp_path, TOY, processes, "--probe", f"--shard={shard}")
     assert run.codes == [0] * processes, run.output
     assert run.status.startswith("done ")
     found = probed(tmp_path)
@@ -42,10 +44,11 @@ def test_a_probe_measures_checks_and_says_what_it_found(tmp_path: Path, processe
         sum(column) / processes for column in zip(*found["vectors"], strict=True)
     ]
     kinds = [(each["kind"], each["bytes"], each["correct"]) for each in found["collectives"]]
-    assert kinds == [(k, n, True) for n in (4096, 65536) for k in ("all-reduce", "tree")]
+    measured = ["all-reduce", "tree", "gather"][: 3 if shard == "optimizer" else 2]
+    assert kinds == [(k, n, True) for n in (4096, 65536) for k in measured]
     for each in found["collectives"]:
         assert each["algorithm_bandwidth"] == pytest.approx(each["bytes"] / each["seconds"])
-        factor = 2 * (processes - 1) / processes
+        factor = (1 if each["kind"] == "gather" else 2) * (processes - 1) / processes
         assert each["bus_bandwidth"] == pytest.approx(each["algorithm_bandwidth"] * factor)
     assert f"verdict: {found['verdict']}" in run.output
     assert not (tmp_path / "metrics.jsonl").exists()

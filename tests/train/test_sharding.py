@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import random
 import re
+import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +103,42 @@ def test_it_stops_early_at_the_same_step(tmp_path: Path) -> None:
     assert files(done(tmp_path / "sharded", workload, 2, *early, SHARD)) == files(whole)
 
 
+@pytest.mark.nightly
+def test_random_kills_with_everything_changed_at_random(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = int(os.environ.get("DDPGEN_KILLS", "50"))
+    flags = (
+        f"--steps={3 * kills + 10}", "--global-batch-size=24", "--micro-batch-size=2", "--optimizer=adamw", "--lr=0.01",
+        "--grad-clip=1.0", "--checkpoint-every=1 steps", "--checkpoint-keep=2", "--log-every=100",
+    )  # fmt: skip
+    workload = "tests/train/sharded.py:killed"
+    whole = done(tmp_path / "whole", workload, 1, *flags)
+    place, chance, starts = tmp_path / "killed", random.Random(1), Counter[str]()
+    for seed in range(kills):
+        monkeypatch.setenv("KILL_SEED", str(seed))
+        processes, shard = chance.choice((1, 2, 3, 4)), chance.choice(("none", "optimizer"))
+        more = chance.choice(([], ["--balance"]))
+        end = run(place, workload, processes, *flags, f"--shard={shard}", *more)
+        # workers.run kills a process that goes on without its peer.
+        assert end.codes.count(-signal.SIGKILL) == 1, end.output
+        assert not {None, 0} & {*end.codes}, end.output
+        starts[f"{processes} {shard} {' '.join(more)}".strip()] += 1
+    monkeypatch.delenv("KILL_SEED")
+    last = done(place, workload, 3, *flags, SHARD, "--balance")
+    print(
+        f"{kills} kills, then {re.findall('resuming at step .*', last.output)[-1]}: {dict(starts)}"
+    )
+    assert newest(last) == newest(whole)
+    assert not [name for name in os.listdir(place) if name.startswith(("tmp", ".tmp"))]
+
+
+def newest(of: Run) -> dict[str, str]:
+    """The files of the last checkpoint."""
+    last = checkpoints(of.directory)[-1].name
+    return {name: value for name, value in files(of).items() if name.startswith(last)}
+
+
 def test_it_needs_the_tree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from train.run.config import parse
 
@@ -190,7 +230,7 @@ def test_every_class_updates_as_without_it(
 
 
 class Own(torch.optim.AdamW):
-    """Nobody has checked how it updates."""
+    """A class of a user's own, which may update in any way."""
 
 
 @pytest.mark.parametrize(

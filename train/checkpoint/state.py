@@ -25,7 +25,7 @@ class State:
 
     @property
     def shards(self) -> list[ShardedOptimizer]:
-        """The optimizers of which each rank has a part (train.shard)."""
+        """The optimizers whose state is spread over the ranks (train.shard)."""
         optimizers: tuple[object, ...] = self.optimizers
         return [each for each in optimizers if isinstance(each, ShardedOptimizer)]
 

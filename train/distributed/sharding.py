@@ -107,7 +107,7 @@ class Collected(dict[int, Any]):
 
 
 class ShardedOptimizer:
-    """An optimizer of which this rank has a part: the methods of torch.optim.Optimizer that a run uses.
+    """This rank's part of an optimizer, with the methods of torch.optim.Optimizer that a run uses.
 
     `param_groups` are whole, so schedules, the gradient scaler and checkpoints see all parameters.
     """
@@ -299,52 +299,50 @@ def _memory(directory: Path, size: int) -> mmap.mmap:
 # --- the exchange of the updated parameters -------------------------------------------------------
 
 
-class _Stage(NamedTuple):
-    """A group of ranks that give each other what each of them has.
+class Stage(NamedTuple):
+    """Ranks that give each other what each of them has.
 
-    `member_index`: this rank's index in it. `positions`: the first position and the end of each member's part in a
-    bucket.
+    `positions`: the first position and the end of each member's part in a bucket.
     """
 
-    group: dist.ProcessGroup
     ranks: tuple[int, ...]
-    member_index: int
     positions: tuple[tuple[int, int], ...]
 
 
-def _stages(world: World) -> tuple[list[int], list[_Stage]]:
-    """Return the ranks in the order of their parts in a bucket, and the exchanges in which this rank takes part.
+def plan_gather(layout: Sequence[Sequence[int]]) -> tuple[list[int], list[Stage]]:
+    """Return the ranks in the order of their parts in a bucket, and the stages of all ranks.
 
     If all hosts have the same number of processes, hosts exchange first, each rank with those of its own number. So
-    the network carries each part once for each host. Every rank has to call this.
+    the network carries each part once for each host.
     """
-    hosts, everyone = world.layout, tuple(range(world.size))
-    columns = list(zip(*hosts, strict=False))
+    everyone = tuple(chain.from_iterable(layout))
+    hosts, columns = [tuple(host) for host in layout], list(zip(*layout, strict=False))
     if len({len(host) for host in hosts}) > 1 or 1 in (len(hosts), len(columns)):
-        hosts, columns = (everyone,), [(rank,) for rank in everyone]
-    order, size, stages = list(chain.from_iterable(columns)), len(hosts), list[_Stage]()
+        hosts, columns = [everyone], [(rank,) for rank in everyone]
+    size = len(hosts)
     between = [
-        (ranks, [(n * size + i, n * size + i + 1) for i in range(size)])
+        Stage(ranks, tuple((n * size + i, n * size + i + 1) for i in range(size)))
         for n, ranks in enumerate(columns)
     ]
-    within = [(ranks, [(i * size, (i + 1) * size) for i in range(len(ranks))]) for ranks in hosts]
-    for ranks, positions in (*between, *within):
-        if len(ranks) > 1:
-            group = world.new_group(ranks)
-            if world.rank in ranks:
-                stages.append(_Stage(group, ranks, ranks.index(world.rank), tuple(positions)))
-    return order, stages
+    within = [
+        Stage(ranks, tuple((i * size, (i + 1) * size) for i in range(len(ranks))))
+        for ranks in hosts
+    ]
+    stages = [stage for stage in (*between, *within) if len(stage.ranks) > 1]
+    return list(chain.from_iterable(columns)), stages
 
 
 class Gather:
-    """Gives every rank the parameters that another rank has updated, one bucket after the other.
+    """Gives every rank the parameters that another rank has updated, bucket by bucket. Every rank has to build it.
 
     On the CPU a thread does it while the rank records the step and fetches the next batch. On a GPU with NCCL the
     calls return at once.
     """
 
     def __init__(self, world: World) -> None:
-        self._rank, (self._order, self._stages) = world.rank, _stages(world)
+        self._rank, (self._order, stages) = world.rank, plan_gather(world.layout)
+        groups = [(world.new_group(stage.ranks), stage) for stage in stages]
+        self._stages = [(group, stage) for group, stage in groups if world.rank in stage.ranks]
         self._part_bytes = max(_ALIGNMENT, BUCKET_BYTES // world.size)
         device = world.device if world.backend == "nccl" else torch.device("cpu")
         size = self._part_bytes * world.size
@@ -394,8 +392,8 @@ class Gather:
                         in_bucket.copy_(parameter)
                     else:
                         received.append((parameter, in_bucket))
-            for stage in self._stages:
-                chunks = [slice(bounds[first], bounds[end]) for first, end in stage.positions]
-                share(self._bucket, chunks, stage.member_index, stage.ranks, stage.group)
+            for group, (ranks, positions) in self._stages:
+                chunks = [slice(bounds[a], bounds[b]) for a, b in positions]
+                share(self._bucket, chunks, ranks.index(self._rank), ranks, group)
             for parameter, in_bucket in received:
                 parameter.copy_(in_bucket)

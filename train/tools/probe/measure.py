@@ -254,7 +254,7 @@ class Probe:
         return self._record("tree", count, lambda: reducer.reduce(rows, rows[-1]).wait(), correct)
 
     def _gathered(self, count: int, gather: Gather) -> float:
-        """Measure the exchange of parameters of this size, of which each rank has updated an equal part."""
+        """Measure the exchange of so many bytes of parameters, if each rank has updated an equal part."""
         rank, size, device = self._world.rank, self._world.size, self._world.device
         pattern = _pattern(count // 4 // size, device)
         parts = [pattern * _weight(r) * (r == rank) for r in range(size)]
