@@ -186,25 +186,38 @@ class ShardedOptimizer:
             _Layout([form.numel * form.dtype.itemsize for form in _forms(state)])
             for state in states
         ]
-        if world.rank:
-            for bucket in _buckets(tensors, layouts[world.rank]):
-                dist.send(bucket, 0, group=world.control)
+        memory = self._send_to_first(tensors, layouts)
+        if memory is None:
             return
-        starts = [0, *accumulate(layout.end for layout in layouts)]
-        memory = _memory(self._directory, starts[-1])
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-        for i, part, place in layouts[0].cut(0, layouts[0].end):
-            flat[place].copy_(_bytes(tensors[i])[part])
-        for rank in range(1, world.size):
-            for begin in range(starts[rank], starts[rank + 1], BUCKET_BYTES):
-                end = min(begin + BUCKET_BYTES, starts[rank + 1])
-                dist.recv(flat[begin:end], rank, world.control)
         state = Collected()
+        starts = accumulate((layout.end for layout in layouts), initial=0)
         for start, layout, of_rank in zip(starts, layouts, states, strict=False):
             state.update(_filled(of_rank, memory, [start + offset for offset in layout.offsets]))
         groups = [{sys.intern(k): v for k, v in group.items()} for group in content["param_groups"]]
         whole = {"state": Collected(sorted(state.items())), "param_groups": groups}
         self._collected = {name: whole.get(name, content[name]) for name in content}
+
+    def _send_to_first(
+        self, tensors: Sequence[torch.Tensor], layouts: Sequence[_Layout]
+    ) -> mmap.mmap | None:
+        """Send this rank's tensors to rank 0. Returns the memory with those of all ranks there, None elsewhere."""
+        world, own = self._world, layouts[self._world.rank]
+        starts = [0, *accumulate(layout.end for layout in layouts)]
+        memory = None if world.rank else _memory(self._directory, starts[-1])
+        buckets = _buckets(tensors, own)
+        if memory is not None:
+            flat = torch.frombuffer(memory, dtype=torch.uint8)
+            for i, part, place in own.cut(0, own.end):
+                flat[place].copy_(_bytes(tensors[i])[part])
+        for begin in range(0, max(layout.end for layout in layouts[1:]), BUCKET_BYTES):
+            if memory is None and begin < own.end:
+                dist.send(next(buckets), 0, group=world.control)
+            for rank in range(1, world.size) if memory is not None else ():
+                bucket = flat[starts[rank] : starts[rank + 1]][begin : begin + BUCKET_BYTES]
+                if len(bucket):
+                    dist.recv(bucket, rank, world.control)
+            world.barrier()  # keeps all ranks within one bucket of each other, so that each wait is short
+        return memory
 
 
 # --- tensors as bytes -----------------------------------------------------------------------------
@@ -292,7 +305,7 @@ def _memory(directory: Path, size: int) -> mmap.mmap:
             # A hole in the file would end the process when the disk is full.
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
-    except OSError:
+    except (OSError, AttributeError):  # macOS has no posix_fallocate
         return mmap.mmap(-1, size)
 
 
