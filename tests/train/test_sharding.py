@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -55,11 +56,18 @@ GPT = (
 
 
 def test_every_file_is_that_of_a_run_without_it(tmp_path: Path) -> None:
-    whole = files(done(tmp_path / "whole", "gpt", 1, *GPT))
-    assert len(whole) == 6
+    """And the digest of the weights after each step, which is in the receipt."""
+    whole = done(tmp_path / "whole", "gpt", 1, *GPT, "--digest")
+    assert len(files(whole)) == 6
     for processes in (2, 3, 4):
-        place = tmp_path / str(processes)
-        assert files(done(place, "gpt", processes, *GPT, SHARD)) == whole
+        end = done(tmp_path / str(processes), "gpt", processes, *GPT, "--digest", SHARD)
+        assert files(end) == files(whole)
+        assert receipt(end) == receipt(whole)
+
+
+def receipt(of: Run) -> str:
+    (start,) = json.loads((of.directory / "manifest.json").read_text())["starts"]
+    return str(start["receipt"])
 
 
 def test_it_may_be_switched_on_and_off_at_any_restart(tmp_path: Path) -> None:
