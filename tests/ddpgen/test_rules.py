@@ -165,6 +165,14 @@ UNWISE = [
         "11:20 train.resume.exists",
         "another job",
     ),
+    ({"train": "best: loss\n  eval_every: 100 steps"}, "13:15 train.eval_every", "choose from"),
+    (
+        {
+            "top": "targets: {hosts: {nodes: null, hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.1}]}}"
+        },
+        "6:89 targets.hosts.hosts[1].address",
+        "address of a",
+    ),
     ({"top": "env: {CUDA_VISIBLE_DEVICES: 0}"}, "6:29 env.CUDA_VISIBLE_DEVICES", "gpus_per_node"),
     ({"top": "env: {OMP_NUM_THREADS: 4}"}, "6:24 env.OMP_NUM_THREADS", "threads"),
     ({"top": "env: {SLURM_NTASKS: 4}"}, "6:21 env.SLURM_NTASKS", "Slurm"),

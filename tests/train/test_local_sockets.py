@@ -85,7 +85,10 @@ def test_messages_wait_for_one_another_however_they_are_read() -> None:
 
 
 def answers(
-    world: World, shares: Sequence[int], sockets: LocalSockets | None, *wishes: tuple[bool, bool, bool]
+    world: World,
+    shares: Sequence[int],
+    sockets: LocalSockets | None,
+    *wishes: tuple[bool, bool, bool],
 ) -> list[StepResult]:
     mine = ranges(shares)[world.rank]
     exchange = StepExchange(world, mine, sum(shares), sockets)
