@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
         ["step.py", "--only=0.8M", "--blocks=1", "--seconds=0.1"],
         ["checkin.py", "--runs=1", "4"],
         ["balance.py", "--blocks=1", "--seconds=0.002"],
+        ["checkpoint.py", "--blocks=1", "--hidden=500"],
     ],
     ids=lambda words: words[0],
 )

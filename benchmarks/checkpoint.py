@@ -1,0 +1,232 @@
+"""What a checkpoint costs the training: ours beside torch.save, dcp.save and dcp.async_save.
+
+    python benchmarks/checkpoint.py [--processes 2] [--blocks 5]
+
+A model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
+each, and so do a run of ours and a loop written by hand that save nothing. Printed are medians over the blocks:
+
+  lost      seconds that a checkpoint takes from the training: the time of 40 steps with 4 checkpoints, less the time of
+            the same steps without, over 4
+  worst     the longest step, less the median step of the run that saves nothing
+  durable   seconds from the end of the step until the checkpoint is complete. Ours is then flushed to the disk
+            (fsync), verified by its hashes in checkpoint.json, and named by one rename. The others are only written.
+
+The loop written by hand saves the states of model and optimizer: by torch.save on rank 0 with a barrier, or by
+torch.distributed.checkpoint, in which every rank writes a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERY, FIRST, LAST = 10, 11, 50  # steps; a step of FIRST … LAST counts, and 4 checkpoints
+STEPS = LAST + 5
+MICRO_BATCH = 4
+OURS, BY_HAND = "ours", "by hand"
+SAVES_NOTHING = {OURS: "ours, none", BY_HAND: "by hand, none"}
+CONTENDERS = {
+    "ours, none": OURS,
+    "ours": OURS,
+    "by hand, none": BY_HAND,
+    "torch.save": BY_HAND,
+    "dcp.save": BY_HAND,
+    "dcp.async_save": BY_HAND,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=20_000, help="width of the model's layer")
+    parser.add_argument("--directory", type=Path, help="for the checkpoints  [default: build]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        train_by_hand(**json.loads(options.worker))
+        return
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for _ in range(options.blocks):
+        runs = {name: measure(name, options) for name in CONTENDERS}
+        for name, run in runs.items():
+            found[name].append(costs(run, runs[SAVES_NOTHING[CONTENDERS[name]]]))
+    size = found["ours"][0]["bytes"] / 1e6
+    print(
+        f"{size:.0f} MB, {options.processes} processes, every {EVERY} steps, {options.blocks} blocks"
+    )
+    for name, blocks in found.items():
+        print(f"  {name:15}", *(shown(key, [b[key] for b in blocks]) for key in SHOWN))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+SHOWN = ("step", "lost", "worst", "durable")
+
+
+def shown(key: str, values: list[float]) -> str:
+    """The median of the blocks, and their least and greatest."""
+    return f" {key} {statistics.median(values):.3f} s ({min(values):.3f} … {max(values):.3f})"
+
+
+def costs(run: dict[str, Any], saves_nothing: dict[str, Any]) -> dict[str, float]:
+    """What the checkpoints of a run cost, against the run of the same block that saves nothing."""
+    checkpoints = (LAST - FIRST + 1) // EVERY
+    plain = saves_nothing["steps"]
+    return {
+        "step": statistics.median(run["steps"]),
+        "lost": (sum(run["steps"]) - sum(plain)) / checkpoints,
+        "worst": max(run["steps"]) - statistics.median(plain),
+        "durable": statistics.median(run["durable"] or [0.0]),
+        "bytes": run["bytes"],
+    }
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one contender. Return the seconds of its steps FIRST … LAST, and of its checkpoints until they are complete."""
+    parent = options.directory or ROOT / "build"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        place = Path(directory)
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+            f"--nproc-per-node={options.processes}",
+        ]  # fmt: skip
+        if CONTENDERS[name] == OURS:
+            every = EVERY if name == "ours" else 10 * STEPS
+            command += [
+                "-m", "train", "run", "--workload=toy", f"--steps={STEPS}", f"--checkpoint-dir={place / 'ours'}",
+                f"--global-batch-size={MICRO_BATCH * options.processes}", f"--micro-batch-size={MICRO_BATCH}",
+                "--arg=features=1000", f"--arg=hidden={options.hidden}", "--optimizer=adamw", "--log-every=1000",
+                f"--checkpoint-every={every} steps",
+            ]  # fmt: skip
+        else:
+            case = {"name": name, "place": directory, "hidden": options.hidden}
+            command += [__file__, f"--worker={json.dumps(case)}"]
+        env = {
+            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT),
+            "DDPGEN_JOB": "checkpoint",
+        }  # fmt: skip
+        done = subprocess.run(
+            command, env=env, cwd=place, timeout=600, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(done.stdout + done.stderr)
+        return read_ours(place / "ours") if CONTENDERS[name] == OURS else read_by_hand(place)
+
+
+def read_ours(directory: Path) -> dict[str, Any]:
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    ends = {row["step"]: row["time"] for row in rows if row["kind"] == "step"}
+    newest = max(directory.glob("step-*"))
+    return {
+        "steps": [ends[step] - ends[step - 1] for step in range(FIRST, LAST + 1)],
+        "durable": [row["seconds"] for row in rows if row["kind"] == "checkpoint" and row["step"] < LAST],
+        "bytes": sum(file.stat().st_size for file in newest.iterdir()),
+    }  # fmt: skip
+
+
+def read_by_hand(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "result.json").read_text())
+    return found
+
+
+def train_by_hand(name: str, place: str, hidden: int) -> None:
+    """One rank of a loop as one writes it by hand: DDP, AdamW, and a save every EVERY steps."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from train.workloads.toy import Classifier
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        Classifier(1000, 4, hidden, 0.0, False), gradient_as_bucket_view=True
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = torch.Generator().manual_seed(rank)
+    durable: list[float] = []
+    ends = [time.perf_counter()]
+    save = saver(name, Path(place), model, optimizer, durable)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad(set_to_none=True)
+        inputs = torch.randn(MICRO_BATCH, 1000, generator=batches)
+        labels = torch.randint(0, 4, (MICRO_BATCH,), generator=batches)
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        if step % EVERY == 0 and step <= LAST:
+            save(step)
+        ends.append(time.perf_counter())
+    save(0)  # wait for the last one
+    if rank == 0:
+        steps = [ends[step] - ends[step - 1] for step in range(FIRST, LAST + 1)]
+        found = {"steps": steps, "durable": durable, "bytes": 0}
+        Path(place, "result.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def saver(
+    name: str, place: Path, model: Any, optimizer: Any, durable: list[float]
+) -> Callable[[int], None]:
+    """Return what saves a step. Step 0 stands for the end: wait for what is being written."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+    from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+
+    pending: list[Any] = []
+    # Collectives of async_save's thread would meet those of the training in the same group, and wait for ever.
+    group = dist.new_group(backend="gloo")
+
+    def by_torch(step: int, state: dict[str, Any], written: Callable[[], None]) -> None:
+        if dist.get_rank() == 0:
+            torch.save(state, place / f"{step}.new")
+            os.replace(place / f"{step}.new", place / f"{step}.pt")
+        dist.barrier()
+        written()
+
+    def by_dcp(step: int, state: dict[str, Any], written: Callable[[], None]) -> None:
+        save_parts(state, checkpoint_id=place / str(step))
+        written()
+
+    def by_dcp_in_the_background(
+        step: int, state: dict[str, Any], written: Callable[[], None]
+    ) -> None:
+        future = async_save(state, checkpoint_id=place / str(step), process_group=group)
+        assert isinstance(future, Future)
+        future.add_done_callback(lambda _: written())
+        pending.append(future)
+
+    ways = {
+        "torch.save": by_torch, "dcp.save": by_dcp, "dcp.async_save": by_dcp_in_the_background,
+    }  # fmt: skip
+
+    def save(step: int) -> None:
+        began = time.perf_counter()
+        while pending:
+            pending.pop().result()
+        if step and name in ways:
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+            ways[name](step, state, lambda: durable.append(time.perf_counter() - began))
+
+    return save
+
+
+if __name__ == "__main__":
+    main()
