@@ -52,7 +52,9 @@ def made_bundle(place: Path, **files: str) -> Path:
 
 def short(start: dict[str, Any]) -> dict[str, Any]:
     """A start without what is another every time, or is long."""
-    left_out = ("attempt", "started", "ended", "argv", "settings", "hosts", "data", "code", "tier")
+    left_out = (
+        "attempt", "started", "ended", "argv", "settings", "hosts", "data", "code", "tier", "stages",
+    )  # fmt: skip
     return {name: value for name, value in start.items() if name not in left_out}
 
 
@@ -90,6 +92,15 @@ def test_each_start_is_on_record_and_each_checkpoint_names_its_own(
         "loss": [row["loss"] for row in rows if row["kind"] == "step"][-1],
         "weights": weights.weights_sha256(last),
     }  # fmt: skip
+    for start in (first, second):
+        stages = start["stages"]
+        assert sorted(stages, key=stages.get) == [
+            "launcher", "process", "torch import", "rendezvous", "model", "restore", "checks", "first step",
+        ]  # fmt: skip
+        # The records are opened after the checks and before the first step.
+        assert stages["checks"] <= start["started"] <= stages["first step"] <= time.time()
+    assert second["stages"]["launcher"] == pytest.approx(first["stages"]["launcher"], abs=0.1)
+    assert first["stages"]["first step"] < second["stages"]["process"]
     assert second["started"] < second["ended"]
     assert "--lr=0.1" in second["argv"]
     assert second["settings"] == manifest["settings"] != first["settings"]
@@ -165,6 +176,8 @@ def test_starts_known_from_several_places_are_one_each_in_their_order() -> None:
     whole = {**hashed, "end": "done"}
     assert merged([hashed, ended]) == merged([ended, hashed]) == [whole]
     assert merged([a, hashed]) == merged([hashed, a]) == [hashed]
+    staged = {**a, "stages": {"first step": 1.5}}
+    assert merged([a, staged]) == merged([staged, a]) == [staged]
 
 
 def test_nothing_waits_for_data_files_that_take_long_to_hash(

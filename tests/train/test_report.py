@@ -189,6 +189,40 @@ def test_micro_batches_that_moved_have_a_table_and_others_none() -> None:
     assert ("<tr><td>10</td>" in text, "<tr><td>11</td>" in text) == (False, True)
 
 
+def test_each_recovery_has_its_stages_and_what_was_lost() -> None:
+    # The launcher restarts its workers in place, then it is lost with them; the last step before each was at 108 and 128.5.
+    second = {"launcher": 90.0, "process": 110.0, "torch import": 114.0, "first step": 121.0}
+    third = {
+        "launcher": 190.5,
+        "process": 192.5,
+        "torch import": 195.0,
+        "rendezvous": 196.0,
+        "first step": 209.0,
+    }
+    starts = [
+        {"attempt": "a", "generation": 1, "stages": {"first step": 103.0}},
+        {"attempt": "a", "generation": 2, "stages": second},
+        {"attempt": "b", "generation": 1, "stages": third},
+    ]  # fmt: skip
+    found = history(killed_and_preempted(), manifest={"starts": starts})
+    assert [start.recovery for start in found.starts] == [
+        {},
+        {"detection and clean-up": 2.0, "torch import": 4.0, "first step": 7.0},
+        {
+            "detection and clean-up": 62.0, "launch": 2.0, "torch import": 2.5, "rendezvous": 1.0, "first step": 13.0,
+        },
+    ]  # fmt: skip
+    assert [start.repeated_s for start in found.starts] == [2.0, 0.0, 0.0]
+    text = page(found, "job")
+    cells = ["2", "2.00", "", "4.00", "", "7.00", "2.00", "15.00"]
+    assert f"<tr>{''.join(f'<td>{each}</td>' for each in cells)}</tr>" in text
+    strange = [{}, 1, {"attempt": "a", "generation": 2, "stages": {"process": "x"}}]
+    for starts in (strange, None):  # type: ignore[assignment]
+        assert "<h2>Recoveries</h2>" not in page(
+            history(killed_and_preempted(), manifest={"starts": starts}), "job"
+        )
+
+
 def test_a_run_without_a_step_has_a_page() -> None:
     text = page(history([row("start", 0, 1.0)]), "job")
     assert "<svg" not in text

@@ -71,6 +71,13 @@ def start_time(pid: int) -> int:
         return 0
 
 
+def age(pid: int) -> float | None:
+    """Return the seconds since the start of a process; None if it is gone, or without /proc."""
+    if not (started := start_time(pid)):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+
+
 def die_with_parent(signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies (prctl(2), Linux only).
 

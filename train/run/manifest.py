@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ class RunManifest:
 
         self._thread = threading.Thread(target=work, name="manifest", daemon=True)
         self._thread.start()
+
+    def record_stages(self, stages: Callable[[], Mapping[str, float]]) -> None:
+        """Record the stages of this start after its first step, see phase.stages; later calls do nothing. Raises
+        FencedOffError."""
+        if "stages" not in self._start:
+            with suppress(OSError):  # the next write has them too
+                self._complete(stages=stages())
 
     def marker(self) -> dict[str, Any]:
         """The manifest with this start only, for checkpoint.json."""

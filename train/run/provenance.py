@@ -26,7 +26,7 @@ LIBRARY_FLAGS = (
 """The environment variables in the manifest: they choose how libraries compute, and hold no secrets."""
 _BUNDLE = re.compile(r"([0-9a-f]{12})?")
 # A start knows these values only some time after it has begun.
-_LATE = ("bundle", "data")
+_LATE = ("bundle", "data", "stages")
 
 Start = dict[str, Any]
 
@@ -149,7 +149,7 @@ def merged(starts: Iterable[Start]) -> list[Start]:
     for start in starts:
         key = start["attempt"], start["generation"]
         known = found.get(key, start)
-        late = {name: start[name] or known[name] for name in _LATE}
+        late = {name: each[name] for each in (known, start) for name in _LATE if each.get(name)}
         found[key] = {**(start if "end" in start else known), **late}
     return sorted(found.values(), key=lambda start: float(start["started"]))
 

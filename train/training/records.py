@@ -25,6 +25,7 @@ from train.checkpoint.digests import Chain
 from train.checkpoint.state import State
 from train.checkpoint.weights import weights_sha256
 from train.distributed.timing import SlowRanks, remedy
+from train.health import phase
 from train.run.chain import Digest
 from train.run.layout import BEST, best_step, step_directory
 from train.run.lock import Fence
@@ -160,6 +161,7 @@ class Records:
         digest = self._chain.add(state.step, loss) if self._chain is not None else None
         chained = {**self._link(), **_digest(digest)}
         self._write_row("step", state.step, loss=loss, lr=lr, samples=[first, end], **chained)
+        self.manifest.record_stages(phase.stages)
         due = state.step % self._log_every == 0
         if due and result.rank_times and all(times[0] for times in result.rank_times):
             self._record_ranks(state.step, result.rank_times)

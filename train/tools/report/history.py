@@ -16,11 +16,15 @@ from typing import Any
 
 from train.base import typed
 from train.base.files import open_text
+from train.health.phase import FIRST_STEP, LAUNCHER, PROCESS, STAGES
 from train.run.layout import step_directory, steps_on_disk
 from train.run.provenance import MANIFEST, MOST_BYTES
 from train.run.status import Status, read_status
 
 _ENDS = ("done", "stopped", "left")
+DETECTION, LAUNCH = "detection and clean-up", "launch"
+RECOVERY = (DETECTION, LAUNCH, *STAGES, FIRST_STEP)
+"""The stages of a recovery in their order: until the launcher begins, until its process begins, and the stages there."""
 Row = Mapping[str, Any]
 
 
@@ -41,7 +45,9 @@ class Step:
 @dataclass(frozen=True)
 class Start:
     """One start of the training. `end`: done, stopped, left, running, or lost (a crash or a kill). `lost_steps`: steps
-    that the next start did again."""
+    that the next start did again, and `repeated_s` the seconds that they had taken. `recovery`: the seconds of each stage
+    from the last row of the start before to the first step of this one; empty for the first start, and if the stages
+    are not on record."""
 
     number: int
     attempt: str
@@ -54,6 +60,8 @@ class Start:
     end: str
     reason: str = ""
     lost_steps: int = 0
+    repeated_s: float = 0.0
+    recovery: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ def history(
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row["kind"], []).append(row)
-    starts = list(_starts(rows, status))
+    starts = list(_starts(rows, status, _recorded_stages(manifest or {})))
     return History(
         directory,
         _steps(rows),
@@ -212,7 +220,33 @@ def _steps(rows: Sequence[Row]) -> list[Step]:
     return [found[number] for number in sorted(found)]
 
 
-def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
+def _recorded_stages(manifest: Mapping[str, Any]) -> dict[tuple[Any, Any], Row]:
+    starts = manifest.get("starts")
+    known = [each for each in starts if isinstance(each, dict)] if isinstance(starts, list) else []
+    return {
+        _start_of(each): each["stages"] for each in known if isinstance(each.get("stages"), dict)
+    }
+
+
+def _recovery(stages: Row, lost_at: float) -> dict[str, float]:
+    """Return the seconds of each stage of a recovery that began at `lost_at`. `stages`: see phase.stages.
+
+    A launcher that is older than the loss restarts its workers in place. The first stage then lasts until the process
+    begins, because nothing on record tells when the loss was detected.
+    """
+    named = {LAUNCHER: DETECTION, PROCESS: LAUNCH}
+    recovery: dict[str, float] = {}
+    known = (LAUNCHER, PROCESS, *STAGES, FIRST_STEP)
+    for end, name in sorted((_number(stages, name), name) for name in known):
+        if end > lost_at:
+            recovery[named.get(name, name) if recovery else DETECTION] = end - lost_at
+            lost_at = end
+    return recovery
+
+
+def _starts(
+    rows: Sequence[Row], status: Status | None, stages: Mapping[tuple[Any, Any], Row]
+) -> Iterator[Start]:
     groups: list[list[Row]] = []
     for row in rows:
         if row["kind"] == "start" or not groups:
@@ -231,9 +265,15 @@ def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
                 reason = status.reason
                 end = "running" if status.word == "running" and not reason else "lost"
         lost = max(0, reached - following) if following is not None else 0
+        kept = [r for r in group if r["kind"] == "step" and r["step"] <= (following or 0)]
+        repeated_s = max(0.0, last["time"] - [first, *kept][-1]["time"]) if lost else 0.0
+        recovery: dict[str, float] = {}
+        if number:
+            recovery = _recovery(stages.get(_start_of(first), {}), groups[number - 1][-1]["time"])
         yield Start(
             number + 1, str(first.get("attempt", "")), _integer(first, "generation"), first["time"],
-            last["time"], first["step"], reached, _integer(first, "world_size"), end, reason, lost,
+            last["time"], first["step"], reached, _integer(first, "world_size"), end, reason, lost, repeated_s,
+            recovery,
         )  # fmt: skip
 
 

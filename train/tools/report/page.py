@@ -10,10 +10,10 @@ from typing import Any
 from train.base.console import clock
 from train.run.provenance import weights_of
 from train.tools.report import plots
-from train.tools.report.history import History, Start
+from train.tools.report.history import RECOVERY, History, Start
 
 FILE = "report.html"
-_MOST_MOVES = 50
+_MOST_ROWS = 50
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --paper: #fff; --card: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -44,6 +44,7 @@ def page(history: History, name: str) -> str:
     """Return the whole page. `name`: the job's name."""
     parts = [*_head(history, name), *_cards(history), *_curves(history), *_starts(history)]
     parts += [
+        *_recoveries(history),
         *_moves(history),
         *_settings("Settings", history.manifest.get("settings")),
         *_facts(history),
@@ -138,12 +139,31 @@ def _starts(history: History) -> Iterator[str]:
     yield "</table></div>"
 
 
+def _recoveries(history: History) -> Iterator[str]:
+    restarts = [start for start in history.starts if start.recovery][-_MOST_ROWS:]
+    if not restarts:
+        return
+    known = [stage for stage in RECOVERY if any(stage in start.recovery for start in restarts)]
+    yield "<h2>Recoveries</h2>"
+    yield "<p>Seconds from the last row before a start to its first step, and the time in the steps that were done again.</p>"
+    names = ("#", *known, "steps done again", "lost in all")
+    yield '<div class="scroll"><table><tr>'
+    yield "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+    for start in restarts:
+        repeated_s = history.starts[start.number - 2].repeated_s
+        values = [*(start.recovery.get(stage) for stage in known), repeated_s]
+        values.append(sum(filter(None, values)))
+        cells = "".join(f"<td>{'' if value is None else f'{value:.2f}'}</td>" for value in values)
+        yield f"<tr><td>{start.number}</td>{cells}</tr>"
+    yield "</table></div>"
+
+
 def _moves(history: History) -> Iterator[str]:
     if not history.shares:
         return
-    moves, more = history.shares[-_MOST_MOVES:], len(history.shares) - _MOST_MOVES
+    moves, more = history.shares[-_MOST_ROWS:], len(history.shares) - _MOST_ROWS
     yield "<h2>Micro-batches that moved between ranks</h2>"
-    yield f"<p>share: auto{f', the last {_MOST_MOVES} of {len(history.shares)} changes' if more > 0 else ''}</p>"
+    yield f"<p>share: auto{f', the last {_MOST_ROWS} of {len(history.shares)} changes' if more > 0 else ''}</p>"
     yield '<div class="scroll"><table><tr><th>from step</th>'
     size = max(len(counts) for _, counts in moves)
     yield "".join(f"<th>rank {rank}</th>" for rank in range(size)) + "</tr>"
