@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
         ["checkin.py", "--runs=1", "4"],
         ["balance.py", "--blocks=1", "--seconds=0.002"],
         ["checkpoint.py", "--blocks=1", "--hidden=500"],
+        ["recovery.py", "--rounds=1"],
     ],
     ids=lambda words: words[0],
 )
