@@ -344,8 +344,9 @@ class HostsOurs(Ours):
         strike_host(self._lost, fault)
 
     def mend(self, fault: str) -> None:
+        before = self.rows()[-1]["start"]
         mend_host(self._lost, fault)
-        self._driver.until("processes on 3 hosts")
+        until(self, 0, before, 180.0)
 
     def finish(self) -> str:
         self._hurry.touch()
@@ -413,7 +414,8 @@ def strike_host(host: Machine, fault: str) -> None:
 
 
 def mend_host(host: Machine, fault: str) -> None:
-    {"power off": host.boot, "cable pulled": host.plug, "frozen": host.thaw}[fault]()
+    # what was frozen is killed: awake again, it would ask for a clean stop, as its driver has fallen silent
+    {"power off": host.boot, "cable pulled": host.plug, "frozen": host.kill_all}[fault]()
 
 
 def hosts(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iterator[Job]:

@@ -47,9 +47,9 @@ class SupervisorCommand(NamedTuple):
 
 # The version lock's file name in the bundle.
 LOCK = "environment.lock"
-# torchrun waits so long for more hosts than the least number. Hosts that are started together arrive in this time;
-# a later one joins by a restart.
-_LAST_CALL_S = 15
+# torchrun waits so long for more hosts than the least number, at each start and after each loss of a host. Hosts that
+# are started together arrive in this time; a later one joins by a restart, which costs less than this wait.
+_LAST_CALL_S = 5
 # The restarts of an elastic job: each host that joins or leaves costs one. The training itself gives up if it
 # crashes twice without progress.
 _ELASTIC_RESTARTS = 1000

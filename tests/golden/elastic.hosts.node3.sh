@@ -23,7 +23,7 @@ type -P -- python3 >/dev/null || {
 exec python3 -m train supervise host --me=node3 \
   --job=elastic --checkpoint-dir=../checkpoints/elastic --port=29500 --collective-timeout=30s -- \
   torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={head}:{port} --rdzv-id={launch} \
-    --rdzv-conf=is_host={is_head},join_timeout=120,last_call_timeout=15 --local-addr={address} \
+    --rdzv-conf=is_host={is_head},join_timeout=120,last_call_timeout=5 --local-addr={address} \
     --nproc-per-node=1 --max-restarts=1000 --monitor-interval=0.1 -- \
   run --workload=toy --steps=5000 --global-batch-size=48 --micro-batch-size=8 --optimizer=sgd \
     --lr=0.05 --log-every=100 --backend=gloo --balance --digest --collective-timeout=30s \
