@@ -3,7 +3,7 @@
     python benchmarks/recovery.py [--rounds 5]                           local
     sudo python benchmarks/recovery.py --tier hosts|slurm|sky            on the rigs of tests/real
 
-A job of ours and the baseline take turns, round by round. A step is a pause and a checkpoint comes every few steps, so
+Our job and the baseline take turns. A step is a pause and a checkpoint comes every few steps, so
 that other work on this machine changes the figures little. In each round a job meets each fault once:
 
   local   a worker, all workers, torchrun, and (ours) the supervisor are killed; if the command ends by that, it is
@@ -15,8 +15,8 @@ that other work on this machine changes the figures little. In each round a job 
 Printed are medians with the least and the most, and the stages of our recoveries as manifest.json has them. The weights
 at the end must be those of an undisturbed run.
 
-The baseline is torchrun with --max-restarts and a hand-written loop, which saves with torch.save, resumes from its newest
-file, and gives up a silent peer after 20 s as our jobs do. torchrun alone restarts workers in place only with
+The baseline is torchrun with --max-restarts and a hand-written loop. The loop saves with torch.save, resumes from its
+newest file, and gives up a silent peer after 20 s as our jobs do. torchrun alone restarts workers in place only with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, so it has that too. When torchrun is killed, its workers go on; the benchmark kills
 them as well.
 """
@@ -147,7 +147,7 @@ class Recovery:
 
 
 class Ours(Job):
-    """What all of our jobs have. `place`: the directory with the records, as seen from here."""
+    """The common part of our jobs. `place`: the directory with the records, as seen from here."""
 
     name = OURS
     place: Path
@@ -180,7 +180,7 @@ def own_rows(directory: Path) -> list[Row]:
 
 
 class Bare(Job):
-    """What all jobs of the baseline have. `place`: the directory of the loop."""
+    """The common part of the baseline's jobs. `place`: the directory of the loop."""
 
     name = BARE
     place: Path
@@ -199,7 +199,7 @@ class Bare(Job):
 
 
 class LocalOurs(Ours):
-    """A job of ours, launched by its local.sh."""
+    """Our job, launched by its local.sh."""
 
     faults = ("a worker", "all workers", "torchrun", "the supervisor")
 
@@ -215,11 +215,15 @@ class LocalOurs(Ours):
         }
         about = {"procs_per_node": PROCESSES, "checkpoint": {"every": f"{EVERY} steps"}}
         self._bundle = jobs.render(place, jobs.spec(train, **about, restarts=5))
-        self.place, self._hurry = place / "checkpoints/job", place / "hurry"
+        self.place, self._hurry, self._log = (
+            place / "checkpoints/job",
+            place / "hurry",
+            place / "log",
+        )
         self.launch()
 
     def launch(self) -> None:
-        self._process = started(["bash", str(self._bundle / "local.sh")])
+        self._process = started(["bash", str(self._bundle / "local.sh")], self._log)
 
     def is_over(self) -> bool:
         return self._process.poll() is not None
@@ -236,7 +240,7 @@ class LocalOurs(Ours):
 
     def finish(self) -> str:
         self._hurry.touch()
-        wait_for(self._process)
+        wait_for(self._process, self._log)
         return self.weights()
 
 
@@ -249,12 +253,15 @@ class LocalBare(Bare):
         place.mkdir(parents=True)
         (place / "loop.py").write_text(LOOP)
         self.place, self._hurry, self._pause = place, place / "hurry", pause
+        self._log = place / "log"
         self.launch()
 
     def launch(self) -> None:
         words = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={PROCESSES}"]
         command = [*TORCHRUN, *words, str(self.place / "loop.py")]
-        self._process = started(command, **loop(self.place, self._hurry, STEPS, self._pause))
+        self._process = started(
+            command, self._log, **loop(self.place, self._hurry, STEPS, self._pause)
+        )
 
     def is_over(self) -> bool:
         return self._process.poll() is not None
@@ -270,7 +277,7 @@ class LocalBare(Bare):
 
     def finish(self) -> str:
         self._hurry.touch()
-        wait_for(self._process)
+        wait_for(self._process, self._log)
         return self.weights()
 
 
@@ -280,10 +287,12 @@ def loop(directory: Path | str, hurry: Path | str, steps: int, pause: float) -> 
     return PINS | {name: str(value) for name, value in about.items()}
 
 
-def started(command: list[str], **env: str) -> subprocess.Popen[bytes]:
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+def started(command: list[str], log: Path, **env: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **quiet)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
 
 
 def kill(pids: list[int]) -> None:
@@ -291,9 +300,9 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def wait_for(process: subprocess.Popen[bytes]) -> None:
+def wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
     if code := process.wait(120):
-        raise RuntimeError(f"a job ended with {code}")
+        raise RuntimeError(f"a job ended with {code}:\n{log.read_text(errors='replace')[-3000:]}")
 
 
 def local(options: argparse.Namespace, _: ExitStack, place: Path) -> Iterator[Job]:
@@ -318,7 +327,7 @@ class Alone(Ours):
 
 
 class HostsOurs(Ours):
-    """An elastic job of ours on three hosts, which each have a disk of their own."""
+    """Our elastic job on three hosts. Each has its own disk."""
 
     faults = ("power off", "cable pulled", "frozen")
 
@@ -439,7 +448,7 @@ def hosts(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iterato
 
 
 class OnSlurm(Job):
-    """What both jobs on Slurm have: a number, and the faults of a cluster."""
+    """The common part of both jobs on Slurm: the number of the job, and the faults."""
 
     faults = ("node lost", "preemption", "time limit")
     cluster: slurm.Slurm
@@ -470,7 +479,7 @@ class OnSlurm(Job):
         if fault == "node lost":
             self._lost.boot()
             self.cluster.is_ready()
-        if fault == "time limit":
+        if fault == "time limit" and not self.is_over():
             self._limit(60)
 
     def _limit(self, minutes: int) -> None:
@@ -479,7 +488,7 @@ class OnSlurm(Job):
 
 
 class SlurmOurs(OnSlurm, Ours):
-    """A job of ours in the partition that is preempted."""
+    """Our job in the partition that is preempted."""
 
     def __init__(self, cluster: slurm.Slurm, wanted: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -546,7 +555,7 @@ def on_slurm(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iter
 
 
 class SkyOurs(Ours):
-    """A managed job of ours on SkyPilot, with Slurm for a cloud."""
+    """Our managed job on SkyPilot, with Slurm for a cloud."""
 
     faults = ("machines taken",)
 
