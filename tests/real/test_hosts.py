@@ -107,6 +107,23 @@ def test_a_machine_at_half_speed_computes_less_until_it_has_recovered(
     assert re.search(r"the job: step .* steps/s, micro-batches [789] [345], ", told), told
 
 
+@pytest.mark.nightly
+def test_two_hosts_that_shard_the_optimizer_write_the_checkpoints_of_one_process(
+    rig: Rig, tmp_path: Path
+) -> None:
+    train = {"optimizer": "adamw", "shard": "optimizer", "steps": 40}
+    bundles = fleet.both(
+        tmp_path, fleet.spec(["desk", "laptop"], train, name="sharded", procs_per_node=2)
+    )
+    driver = fleet.Driver(rig, bundles[0])
+    assert driver.end() == 0, driver.output
+    assert "shard: optimizer, a rank keeps the state of at most" in driver.output
+    there = jobs.checkpoints(fleet.fetched(rig, bundles[0]))[-1]
+    here = jobs.checkpoints(jobs.trained(bundles[1], "--shard=none", "--arg=pause=0"))[-1]
+    for part in ("model.pt", "optimizer.pt"):
+        assert (there / part).read_bytes() == (here / part).read_bytes(), part
+
+
 def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
