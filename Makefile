@@ -13,8 +13,8 @@ HOSTS := desk laptop
 # Passed on to pytest, to run a part: make check ARGS="tests/ddpgen -k quoting"
 ARGS :=
 
-# Five files at a time on two cores: most tests wait for something. In the order of tests/conftest.py.
-PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+# Six files at a time on two cores: most tests wait for something. In the order of tests/conftest.py.
+PYTEST := python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
 ON_SYSTEM_PYTHON := train/__main__.py train/tools/doctor.py $(addprefix train/,base health run preflight launch)
@@ -43,7 +43,7 @@ frameworks: venv ## Hugging Face, Lightning and accelerate, for the tests of scr
 check: static ## format, lint, types and every test that starts no engine: at most 4 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
-test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 14 minutes
+test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 11 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 nightly: static sky frameworks ## every test, and the promised times alone on the machine: about an hour and a half

@@ -29,7 +29,7 @@ def by_hand(place: Path, wanted: dict[str, Any], **train: Any) -> Path:
 def test_points_on_this_machine_are_trained_one_after_the_other_and_only_what_is_missing_again(
     tmp_path: Path,
 ) -> None:
-    wanted = batch.spec("grid", targets={"local": {"procs_per_node": 2}})
+    wanted = batch.spec("grid", targets={"local": {"procs_per_node": 1}})
     wanted["train"] |= {"steps": 20, "args": {"pause": 0.1, "until": str(tmp_path / "hurry")}}
     wanted["sweep"] = {"train.seed": "0..2", "train.lr": [0.01]}
     bundle = jobs.render(tmp_path / "job", wanted)
