@@ -1,18 +1,17 @@
-"""What a checkpoint costs the training: ours beside torch.save, dcp.save and dcp.async_save.
+"""The cost of a checkpoint for the training: ours beside torch.save, dcp.save and dcp.async_save.
 
     python benchmarks/checkpoint.py [--processes 2] [--blocks 5]
 
 A model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
-each, and so do a run of ours and a loop written by hand that save nothing. Printed are medians over the blocks:
+each. A run of ours and a loop written by hand save nothing. Printed are medians over the blocks:
 
-  lost      seconds that a checkpoint takes from the training: the time of 40 steps with 4 checkpoints, less the time of
-            the same steps without, over 4
+  lost      the time of 40 steps with 4 checkpoints, less the time of the same steps without, over 4
   worst     the longest step, less the median step of the run that saves nothing
-  durable   seconds from the end of the step until the checkpoint is complete. Ours is then flushed to the disk
-            (fsync), verified by its hashes in checkpoint.json, and named by one rename. The others are only written.
+  durable   seconds from the end of the step until the checkpoint is complete. Ours is flushed to the disk (fsync) by
+            then, and checkpoint.json has its hashes. The others are only written.
 
-The loop written by hand saves the states of model and optimizer: by torch.save on rank 0 with a barrier, or by
-torch.distributed.checkpoint, in which every rank writes a part.
+The loop written by hand saves the states of model and optimizer. torch.save writes on rank 0, before a barrier. With
+torch.distributed.checkpoint every rank writes a part.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def shown(key: str, values: list[float]) -> str:
 
 
 def costs(run: dict[str, Any], saves_nothing: dict[str, Any]) -> dict[str, float]:
-    """What the checkpoints of a run cost, against the run of the same block that saves nothing."""
+    """Return the cost of a run's checkpoints, against the run of the same block that saves nothing."""
     checkpoints = (LAST - FIRST + 1) // EVERY
     plain = saves_nothing["steps"]
     return {
