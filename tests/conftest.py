@@ -26,12 +26,12 @@ TEST_ID = "DDPGEN_TEST_ID"
 # What was killed a moment ago may still be dying when its test ends: a worker whose agent was killed
 # gets its own signal only then.
 GRACE_S = 10.0
-# Each file is run by one process, so that it brings up its hosts once. These wait for most of their time, the longest first.
-WAITING = (
-    "test_sky_jobs.py", "test_checkin.py", "test_slurm_faults.py", "test_slurm_jobs.py", "test_hosts_faults.py",
-    "test_preflight_missing.py", "test_run.py", "test_preflight_network.py", "test_nodes.py", "test_kills.py",
-    "test_own_scripts.py", "test_doctor.py", "test_store_runs.py", "test_follow_slurm.py", "test_sweeps.py",
-    "test_hosts.py", "test_local_sh.py", "test_preflight.py", "test_notice.py", "test_watch.py", "test_machines.py",
+# Each file is run by one process, so that it brings up its hosts once. These take minutes.
+LONGEST = (
+    "test_sky_jobs.py", "test_slurm_faults.py", "test_slurm_jobs.py", "test_checkin.py", "test_hosts.py",
+    "test_hosts_faults.py", "test_nodes.py", "test_run.py", "test_kills.py", "test_own_scripts.py",
+    "test_docs.py",
+    "test_follow_slurm.py", "test_doctor.py", "test_examples.py", "test_local_sh.py",
 )  # fmt: skip
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0
@@ -68,14 +68,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files that wait among those that compute, so that neither kind is left to the end alone."""
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = sorted((f for f in files if f.name in WAITING), key=lambda f: WAITING.index(f.name))
-    computing = [f for f in files if f.name not in WAITING]
-    # The last tenth is for short files alone.
-    place = {f: 0.9 * n / len(waiting) for n, f in enumerate(waiting)}
-    place |= {f: n / len(computing) for n, f in enumerate(computing)}
-    items.sort(key=lambda item: place[item.path])
+    """The longest files first, then the other long ones: what is left to do at the end is short."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.name
+        at = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return at, item.get_closest_marker("real") is None
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

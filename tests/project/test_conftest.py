@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import WAITING
+from tests.conftest import LONGEST
 from tests.project.tree import ROOT
 
 LEAVES = """
@@ -43,9 +43,9 @@ def test_needs_nothing_real():
 """
 
 
-def test_every_file_that_waits_is_there() -> None:
+def test_every_file_that_is_to_come_first_is_there() -> None:
     names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    assert set(WAITING) <= names
+    assert set(LONGEST) <= names
 
 
 def run_pytest(tmp_path: Path, tests: str, **env: str) -> str:
