@@ -43,7 +43,7 @@ frameworks: venv ## Hugging Face, Lightning and accelerate, for the tests of scr
 check: static ## format, lint, types and every test that starts no engine: at most 4 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
-test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 11 minutes
+test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 nightly: static sky frameworks ## every test, and the promised times alone on the machine: about an hour and a half
