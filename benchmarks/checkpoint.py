@@ -1,9 +1,9 @@
-"""The cost of a checkpoint for the training: ours beside torch.save, dcp.save and dcp.async_save.
+"""The cost of a checkpoint for the training, by ddpgen, torch.save, dcp.save and dcp.async_save.
 
     python benchmarks/checkpoint.py [--processes 2] [--blocks 5]
 
 A model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
-each. A run of ours and a loop written by hand save nothing. Printed are medians over the blocks:
+each. Two of them, a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
 
   lost      the time of 40 steps with 4 checkpoints, less the time of the same steps without, over 4
   worst     the longest step, less the median step of the run that saves nothing

@@ -173,6 +173,12 @@ def test_a_temporary_directory_on_several_hosts_is_a_warning() -> None:
 SHARES = "name: a\ntrain: {script: /t.py}\ntargets: {hosts: {hosts: [{name: a, share: 2}, b]}}\n"
 
 
+def test_two_directories_of_one_machine_may_be_two_hosts() -> None:
+    assert (
+        findings(hosts("hosts: [{name: a, ssh: x, dir: ~/a}, {name: b, ssh: x, dir: ~/b}]")) == []
+    )
+
+
 def test_a_script_has_no_shares() -> None:
     (fault,) = faults(SHARES)
     assert fault.where == "3:44 targets.hosts.hosts[0].share"

@@ -49,6 +49,18 @@ ARGUMENTS = (
 )
 
 
+def test_a_link_depends_on_each_of_its_parts() -> None:
+    one, other = (Digest(4, root, "00000000") for root in ("a", "b"))
+    links = [
+        link(before, step, loss, digest)
+        for before in ("x", "y")
+        for step in (1, 2)
+        for loss in (0.5, -0.5, float("nan"))
+        for digest in (None, one, other)
+    ]
+    assert len(set(links)) == len(links)
+
+
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Train the model in a directory of this name."""

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from train.run.chain import Digest
-
-_PREFIX = 4  # bytes of a tensor's hash in a row: they only find the tensor, the root proves it
+from train.run.chain import TENSOR_HASH_BYTES, Digest
 
 
 def weights_sha256(state: Mapping[str, Any]) -> str:
@@ -38,7 +36,7 @@ def digest_of(step: int, state: Mapping[str, Any]) -> Digest:
         for part in parts:
             tensor.update(part)
         root.update(tensor.digest())
-        prefixes += tensor.digest()[:_PREFIX].hex()
+        prefixes += tensor.digest()[:TENSOR_HASH_BYTES].hex()
     return Digest(step, root.hexdigest(), prefixes)
 
 

@@ -66,8 +66,9 @@ class StepExchange:
     ) -> None:
         """Send the losses, and this rank's wish to stop or to leave, without waiting for the others.
 
-        `due`: this rank takes the checkpoints, and one is due after this step. On a GPU, call this after the last backward pass is launched: so the GPU has work while this waits for the
-        copy of the losses. `own_times`: empty, on all ranks alike, when none are due.
+        `due`: this rank takes the checkpoints, and one is due after this step. `own_times`: empty, on all ranks alike,
+        when none are due. On a GPU, call this after the last backward pass is launched, so that the GPU has work while
+        this waits for the copy of the losses.
         """
         assert self._losses is not None
         if self._copied is not None:

@@ -1,7 +1,7 @@
 """The present phase of this process. The thread that trains sets it; the thread that sends heartbeats reads it.
 
-Owns the names of the phases, and the stages of a start that they end. Setting one costs some nanoseconds: it takes no
-lock, no file, no clock.
+Owns the names of the phases, and the stages of a start that they end. A phase within a step is one assignment to
+NOW.name, which takes no lock, no file and no clock.
 """
 
 from __future__ import annotations

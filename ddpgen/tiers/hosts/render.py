@@ -137,6 +137,7 @@ def _shared_addresses(job: HostsJob) -> Iterator[Conflict]:
     names: dict[str, str] = {}
     for i, host in enumerate(job.hosts):
         other = names.setdefault(address(host), host.name)
+        # Two directories of one machine, named by ssh alone, may be two hosts.
         if host.address and other != host.name:
             problem = f"{host.address} is also the address of {other}"
             remedy = "write the address of this host"

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from train.base.files import open_file
-from train.run.chain import Digest, digest_in, first_link, link, receipt
+from train.run.chain import TENSOR_HASH_BYTES, Digest, digest_in, first_link, link, receipt
 from train.run.layout import step_directory, steps_on_disk
 from train.tools.report import history
 from train.tools.verify.compare import first_loss_difference
 
-_PREFIX = 8  # hex digits of a tensor's hash in a digest
 _TAILS = (
     1 << 12,
     1 << 16,
@@ -132,8 +131,9 @@ def other_weights(first: Digest | None, second: Digest | None) -> OtherWeights |
     """Compare the digests of a step in two runs."""
     if first is None or second is None or first == second:
         return None
+    digits = 2 * TENSOR_HASH_BYTES
     one, other = (
-        [tensors[n : n + _PREFIX] for n in range(0, len(tensors), _PREFIX)]
+        [tensors[n : n + digits] for n in range(0, len(tensors), digits)]
         for tensors in (first.tensors, second.tensors)
     )
     pairs = enumerate(itertools.zip_longest(one, other))

@@ -111,8 +111,8 @@ def chain_faults(directory: Path) -> list[str]:
 def digests_of(directory: Path) -> dict[int, Digest]:
     """Return the digests in metrics.jsonl by their steps; the last of a step counts. Raises OSError."""
     with open_text(directory / "metrics.jsonl") as lines:
-        found = filter(None, map(digest_in, history.read(lines)))
-        return {digest.step: digest for digest in found}
+        digests = filter(None, map(digest_in, history.read(lines)))
+        return {digest.step: digest for digest in digests}
 
 
 def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
