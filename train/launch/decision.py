@@ -25,8 +25,8 @@ _NOT_BEGUN, _NO_REASON = "stopped before the training began", "no reason given"
 @dataclass(frozen=True)
 class Request:
     """The reaction to a signal. `action`: stop (after the current step), end (the launcher, because nobody looks for a
-    stop file yet) or kill. `message`: the line to print; "" if it was printed before. `words`: the stop file's first
-    line."""
+    stop file yet), leave (end the launcher; the other hosts go on) or kill. `message`: the line to print; "" if it was
+    printed before. `words`: the stop file's first line."""
 
     action: str
     message: str

@@ -162,6 +162,8 @@ class Events:
                 self._drain()
             for descriptor in ready:
                 self._read_descriptor(descriptor)
+            if self._pending:
+                break  # it may put an alarm off, as data does that waited while this process was frozen
             for name in [name for name, at in self._alarms.items() if at <= self._clock()]:
                 del self._alarms[name]
                 self._pending.append(Due(name))

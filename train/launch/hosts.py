@@ -142,13 +142,15 @@ class Hosts(Tier):
         self._line = take_standard_input() if options.driven else None
         self._link: DriverLink | None = None
         self._nodes = 1
+        self._leaves = False
         script = os.path.join(os.getcwd(), "hosts", f"{options.me}.sh")
         # The command that the user has typed: the driver's, or this host's script.
         self._same = "the same command" if options.driven else f"bash {shlex.quote(script)}"
 
     def listen(self, events: Events) -> None:
         if self._line is not None:
-            self._link = DriverLink(events, self._line, self._options.collective_timeout)
+            timeout_s = self._options.collective_timeout
+            self._link = DriverLink(events, self._line, timeout_s, lambda: self._leaves)
 
     def on_event(self, event: Event) -> None:
         if self._link is not None:
@@ -165,9 +167,13 @@ class Hosts(Tier):
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         member = membership(listed, options.me, options.head, options.hosts, options.port, launch)
         self._nodes = member.nodes
+        # The driver starts a host again that it has lost. Only the head stops an elastic job without the driver.
+        self._leaves = member.min_nodes < member.nodes and not member.is_head
         return member
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
+        if name == "HUP" and self._leaves:
+            return Request("leave", f"{name}: leaving the other hosts, which go on")
         return decision.on_signal(name, stops, met, bool(self._options.driven))
 
     def not_begun(self, name: str) -> ExitReport:

@@ -369,6 +369,10 @@ class Supervisor:
             say(request.message)
             self._workers.kill()
             return
+        if request.action == "leave":
+            say(request.message)
+            self._workers.end()
+            return
         try:
             create_stop_file(self._stop_file, request.words)
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.launch.driver_link import SILENCE_S, DriverLink
+from train.launch.driver_link import HEAD_FIRST_S, SILENCE_S, DriverLink
 from train.launch.events import Due, Event, Events, Readable, Signal
 
 PATIENCE_S = 300.0
@@ -35,9 +35,9 @@ class Recorded(Events):
         return Due(name)
 
 
-def link() -> tuple[Recorded, DriverLink]:
+def link(leaves: bool = False) -> tuple[Recorded, DriverLink]:
     events = Recorded()
-    return events, DriverLink(events, 7, PATIENCE_S)
+    return events, DriverLink(events, 7, PATIENCE_S, lambda: leaves)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,19 @@ def test_without_the_driver_it_stops_and_later_kills(
     }
     assert capsys.readouterr().err.startswith(f"ddpgen: {said[how]}; ")
     line.on_event(Readable(b"stop\n"))  # from before the connection broke
+    assert events.signals == ["HUP"]
+    line.on_event(events.due(PATIENCE_S))
+    assert events.signals == ["HUP", "KILL"]
+
+
+def test_a_host_that_the_others_can_spare_lets_the_head_stop_the_job_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events, line = link(leaves=True)
+    line.on_event(Readable(b""))
+    assert events.signals == []
+    assert capsys.readouterr().err == "ddpgen: the driver has gone away; leaving the other hosts\n"
+    line.on_event(events.due(HEAD_FIRST_S))
     assert events.signals == ["HUP"]
     line.on_event(events.due(PATIENCE_S))
     assert events.signals == ["HUP", "KILL"]

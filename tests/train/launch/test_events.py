@@ -112,6 +112,29 @@ def test_alarms_come_when_they_are_due_and_can_be_set_anew() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def test_data_that_waited_while_the_process_was_frozen_comes_before_an_alarm() -> None:
+    now = [0.0]
+    events = Events([], clock=lambda: now[0])
+    reading, writing = os.pipe()
+    try:
+        events.watch_descriptor(reading)
+        events.set_alarm("silent", 45)
+        os.write(writing, b"beat")
+        now[0] = 60.0
+        assert events.next() == Readable(b"beat")
+        events.set_alarm("silent", 45)
+        now[0] = 100.0
+        events.set_alarm("later", 0)
+        assert events.next() == Due("later")
+        now[0] = 105.0
+        assert events.next() == Due("silent")
+    finally:
+        os.close(reading)
+        os.close(writing)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def test_a_ctrl_c_that_a_wrapper_passes_on_as_well_is_one() -> None:
     now = [0.0]
     events = Events([signal.SIGINT], clock=lambda: now[0])

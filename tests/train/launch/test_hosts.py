@@ -146,6 +146,30 @@ def test_a_list_that_is_none_is_named_with_the_remedy(tmp_path: Path, text: str)
     assert refused.value.code == 69
 
 
+@pytest.mark.parametrize(
+    ("me", "elastic", "only", "action"),
+    [
+        ("laptop", (2, 3), "", "leave"),
+        ("desk", (2, 3), "", "stop"),  # the head's stop ends the job on all hosts
+        ("laptop", (2, 3), "desk,laptop", "stop"),  # the others are too few to go on
+        ("laptop", None, "", "stop"),
+    ],
+)
+def test_a_host_that_has_lost_the_driver_stops_the_job_only_if_the_others_need_it(
+    me: str, elastic: tuple[int, int] | None, only: str, action: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    hosts = [vars(host) for host in HOSTS]
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / "hosts.json").write_text(json.dumps({"elastic": elastic, "hosts": hosts}))
+    monkeypatch.chdir(tmp_path)
+    options = argparse.Namespace(me=me, head="", hosts=only, port=1, driven="")
+    tier = Hosts(options, NOTHING)
+    tier.membership()
+    assert tier.on_signal("HUP", 0, met=True).action == action
+    assert tier.on_signal("TERM", 0, met=True).action == "stop"
+
+
 def test_the_driver_gets_the_end_in_a_line_with_its_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
