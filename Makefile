@@ -13,8 +13,11 @@ HOSTS := desk laptop
 # Passed on to pytest, to run a part: make check ARGS="tests/ddpgen -k quoting"
 ARGS :=
 
-# Six files at a time on two cores: most tests wait for something. In the order of tests/conftest.py.
-PYTEST := python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
+# Files at a time on two cores: most tests of the day wait for something. The stories of the night compute, and their
+# launches would time out. In the order of tests/conftest.py.
+AT_ONCE := 6
+nightly: AT_ONCE := 3
+PYTEST = python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
 ON_SYSTEM_PYTHON := train/__main__.py train/tools/doctor.py $(addprefix train/,base health run preflight launch)
