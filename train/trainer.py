@@ -101,7 +101,7 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # No rank trains before the status is `running`. Otherwise a rank could fail first, and `running` replace its `failed`.
+        # No rank trains before the status is `running`. Otherwise `running` could overwrite the `failed` of a fast rank.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -120,10 +120,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: writes the status of one of several hosts, on its first rank; else None.
-    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user
-    has accepted. `earlier`, `marker`: of the checkpoint, on rank 0: the manifest of its start, and its checkpoint.json.
-    `state`: all that changes during a run.
+    `records`: None except on rank 0. `host`: writes this host's status; None except on the first rank of each of several
+    hosts. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that
+    the user has accepted. `earlier`: on rank 0, the start that wrote the checkpoint, in the form of a manifest. `marker`:
+    the short form of the checkpoint's checkpoint.json. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -215,8 +215,8 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With data workers, a worker reads the batch twice, because this process must not open the dataset's files. Two
-        # workers would have the same seed, read the same batch from a random dataset, and hide that it is random.
+        # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
+        # files. Two workers with the same seed would draw the same random samples, and a random dataset would not show.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -231,7 +231,9 @@ class Trainer:
             return self._loss(model, 0, to_device(batch, device))
 
         self.repeats = repeats.check(model, compute, read, self.world, may_meet)
-        self.shares.balances &= self.repeats  # other shares would change the bits otherwise
+        self.shares.balances &= (
+            self.repeats
+        )  # without repeated bits, a moved micro-batch changes the weights
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
@@ -294,7 +296,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run evaluates its last step after the last checkpoint. If the run goes on, it evaluates that step now.
+            # A last step is evaluated after its checkpoint, which lacks the result. A start with more steps evaluates it now.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -442,7 +444,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _requests(self) -> tuple[bool, bool, bool]:
-        """Return this rank's requests: to stop, to leave, to take a checkpoint after this step. One rank's hold for all."""
+        """Return this rank's requests: to stop, to leave, to take a checkpoint after this step. All ranks obey one."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         due = self.records is not None and self.records.due(self.state.step + 1)
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic, due

@@ -98,7 +98,7 @@ class Supervisor:
             )
         check_arguments(
             self._command, self._tier.leading
-        )  # after secrets.load(), so that its message can hide them
+        )  # after secrets.load(), so that a refusal hides the secrets
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:
@@ -201,7 +201,8 @@ class Supervisor:
 
     @property
     def held_directory(self) -> Path:
-        """The checkpoint directory, or this host's node directory in it if the launch has a head."""
+        """The directory that this start owns: this host's node directory if it meets other hosts (`member.head` is set),
+        else the checkpoint directory."""
         whole = self.checkpoint_dir
         return node_directory(whole, self.member.host_name) if self.member.head else whole
 
@@ -434,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Assume that another host or the store has a checkpoint. If there is neither, assume a checkpoint
-                    # only after a clean stop.
+                    # This disk has no checkpoint, but steps were done. With a head or a store, the checkpoint may be
+                    # there. Without both, only a clean stop has written one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

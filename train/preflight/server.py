@@ -1,4 +1,4 @@
-"""Where clients check in: the head's conversations with them, and its calls to those who have not come.
+"""The head's conversations with the clients that check in, and its calls to the hosts that have not come.
 
 Owns the decision to admit a client or to turn it away, and the finding about a client that leaves or falls silent. The
 end of the gathering and the verdict are decided in head.py. The messages are listed in checkin.py.
@@ -29,16 +29,20 @@ _CALL_EVERY_S = 1.0
 _CALLS = 64  # at once: each takes a file descriptor
 _CONNECT_S = 1.5
 _LINE = 200  # characters of a stranger's words
-# Whoever is called looks at itself first, and then tries its own way to the head once more.
+# A called host answers only after its own checks and one more attempt to connect to the head.
 _CALLED_S = 10.0
-# What an attempt at the head's port met, where a firewall may be to blame.
+# The results of a connection to the head that a firewall may cause (Hello.way), each with its word in Member.cut.
 _FILTERED = {"timeout": "timeout", "refused": "refused", "unreachable": "refused"}
 
 
 @dataclass
 class Member:
-    """A client that takes part. `ahead_s`: how far its clock is ahead of the head's at least; `cut`:
-    what its own attempts at the head met, where the head had to call it; `heard_at`: monotonic seconds."""
+    """A client that takes part.
+
+    `ahead_s`: the smallest difference of its clock from the head's, in seconds; negative if it is behind. `cut`:
+    "timeout" or "refused" if the head had to call the client and a firewall may be the reason; else "". `heard_at`:
+    monotonic seconds.
+    """
 
     hello: Hello
     host: NamedHost
@@ -52,7 +56,7 @@ class Member:
 
     @property
     def reached(self) -> str:
-        """By which address the others reach it."""
+        """The address at which the others reach the host."""
         return self.report.address or self.conn.address
 
     @property
@@ -62,11 +66,14 @@ class Member:
 
 
 class Server:
-    """What the head knows of a launch, and how it hears of it. `report`: the head's own; `phase`:
-    GATHER, PROBE, TELL, OVER; `listens`: at the port that the others try; `members`: by node rank;
-    `contact_errors`: what calling a missing host met, by rank; `clients`: who hears the verdict, of `members` or
-    turned away; `unheard`: whose acknowledgement of it is awaited; `lost_hosts`: hosts that left or fell
-    silent; `changed`: set when there is something to decide."""
+    """The state of a launch on its head, and the conversations that change it.
+
+    `report`: the head's own. `phase`: GATHER, PROBE, TELL or OVER. `listens`: True if the head listens at the port to
+    which the clients connect. `members`: by node rank. `contact_errors`: by node rank, the error of the last call to a
+    missing host; "" if it answered. `clients`: the connections that get the verdict: the members', and in a job that
+    needs all hosts those of clients turned away. `unheard`: the clients that have not acknowledged the verdict yet.
+    `lost_hosts`: hosts that left or fell silent. `changed`: set when there is something to decide.
+    """
 
     def __init__(
         self, settings: Settings, report: Report, print_line: Callable[[str], None]
@@ -107,7 +114,7 @@ class Server:
         self._faults.append(finding)
 
     def faults(self) -> list[Finding]:
-        """What went wrong while the hosts met; of one firewall all its victims in one finding."""
+        """Return the findings about the gathering. Hosts that are cut off in the same way share one."""
         cut: dict[str, list[NamedHost]] = {}
         for member in self.in_order():
             if member.cut:
@@ -119,7 +126,7 @@ class Server:
     # --- conversations ----------------------------------------------------------------------------
 
     async def answer(self, conn: Conn) -> None:
-        """Answer a connection. Raises WireError if the other side is gone or no preflight."""
+        """Answer a connection. Raises WireError if the other side is gone, silent or too late, or is not a preflight."""
         started_at = time.time()
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
@@ -163,7 +170,8 @@ class Server:
         report = Report.from_json(first.get("report"))
         member = Member(hello, host, conn, report, _ahead_s(hello.clock, started_at))
         faults = report.findings if is_bad(self.settings, report.findings) else ()
-        # A host that the name leads to itself has been nowhere else; its own checks say so.
+        # If the head's name resolves to the client itself there, the attempt never left that host and shows no firewall.
+        # The client's own checks report the name.
         if self.listens and not self._leads_to_itself(member.hello, conn):
             member.cut = _FILTERED.get(hello.way, "")
         if self.elastic and (faults or member.cut):
@@ -226,7 +234,7 @@ class Server:
         return messages.same_rank(self.settings, rank, first, second)
 
     def _misled(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
-        """What kept a client from finding the head, which had to call it."""
+        """Return why a client that the head had to call has not found the head; None if nothing is known."""
         settings = self.settings
         if hello.head != settings.head:
             head = f"the head {hello.head}"
@@ -242,12 +250,12 @@ class Server:
         return None
 
     def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
-        if hello.to in ("", self.settings.head):  # an address leads everybody to one place
+        if hello.to in ("", self.settings.head):  # an address means the same host everywhere
             return False
         return is_loopback(hello.to) or hello.to == conn.address
 
     def _at_address(self, address: str) -> str:
-        """Who is there: a host of the spec or one that has checked in; "" for nobody known."""
+        """Return the host at `address`, from the spec or the hosts that have checked in; "" if no host is known there."""
         listed = (name for name, at in self.settings.addresses.items() if at == address)
         came = (m.hello.host for m in self.members.values() if m.reached == address)
         return next(listed, next(came, ""))
@@ -288,7 +296,7 @@ class Server:
     # --- heartbeats -------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Show all clients every second that the head is alive, and drop clients that fell silent."""
+        """Send all clients a sign of life every second, and drop clients that fell silent."""
         last = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_S)
@@ -315,12 +323,15 @@ class Server:
     # --- calls ------------------------------------------------------------------------------------
 
     async def call_missing(self) -> None:
-        """Call whoever is missing and has an address, as long as the hosts gather: a client whose way to
-        the head is closed can so still be heard, and that it can shows which direction is closed."""
+        """Call each missing host that has an address, while the hosts gather.
+
+        So the head also hears a client that cannot connect to it. A call that succeeds shows that only the direction from
+        the client to the head is closed.
+        """
         calls: dict[int, asyncio.Task[None]] = {}
         dialling = asyncio.Semaphore(_CALLS)
         try:
-            # A thousand hosts that all come need no calls while they do.
+            # Many hosts need longer to come; do not call them meanwhile.
             await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
             while self.phase == GATHER:
                 for rank in self.missing():
@@ -328,7 +339,7 @@ class Server:
                         calls[rank] = asyncio.create_task(self._call(rank, dialling))
                 await asyncio.sleep(_CALL_EVERY_S)
                 calls = {rank: call for rank, call in calls.items() if not call.done()}
-            # A host that was called speaks by that connection.
+            # Keep the calls, because the conversation with a called host goes on in its call.
             await asyncio.gather(*calls.values())
         finally:
             for call in calls.values():
@@ -352,11 +363,11 @@ class Server:
             self.contact_errors[rank] = "foreign"
 
     async def _speak(self, conn: Conn, there: Hello) -> None:
-        """Raises WireError."""
+        """Converse with the host that answered a call, if it is a client of this launch. Raises WireError."""
         if there.instance == self.hello.instance or there.job != self.settings.job:
             return
         if there.role == "head":
-            if not is_own(conn.address):  # on this very machine, that the port is taken says more
+            if not is_own(conn.address):  # if it is, the finding about the taken port says more
                 found = NamedHost(there.host, conn.address)
                 here = messages.this_host(self.settings)
                 self.fail(messages.same_rank(self.settings, there.rank, here, found))
@@ -367,5 +378,6 @@ class Server:
 
 
 def _ahead_s(clock: float, started_at: float) -> float:
-    """Seconds by which `clock` is at least ahead of this host's, if it was read between `started_at` and now."""
+    """Return the smallest possible difference between `clock`, read at a time between `started_at` and now, and this
+    host's clock, in seconds; negative if `clock` is behind."""
     return clock - min(max(clock, started_at), time.time())
