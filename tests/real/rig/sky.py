@@ -70,7 +70,7 @@ rows = database.execute(f"select {sys.argv[1]} from spot where spot_job_id = ?",
 print((rows.fetchone() or ("",))[0] or "", end="")
 """
 AGAIN_S = 1.0  # a look takes a process; SkyPilot itself looks every 5 s
-START_S = 120.0
+START_S = 240.0  # beside other stories it imports for two minutes
 PATIENCE_S = 180.0
 OVER = {"SUCCEEDED", "CANCELLED", "FAILED", "FAILED_SETUP", "FAILED_PRECHECKS", "FAILED_CONTROLLER"}
 
