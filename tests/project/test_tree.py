@@ -85,9 +85,12 @@ def test_ci_runs_make_test_and_forgives_nothing() -> None:
     script = (ROOT / ".ci/run").read_text()
     commands = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
     assert commands[-1].endswith("'make test || .venv/bin/python tools/again.py'")
-    set_up, installed, *_, last = [line for line in commands if "made" in line][1:]
-    assert set_up.endswith(" lint types site sky || made=$?")
-    assert (installed, last) == ("wait $! || made=$?", 'if ((made)); then exit "$made"; fi')
+    venv, set_up, installed, collected, last = [line for line in commands if "made" in line][1:]
+    assert (venv.split(" || ")[1], set_up.split(" || ")[1]) == ("made=$?", "made=$?")
+    assert " lint types site sky " in set_up
+    assert installed == 'wait "$installing" || made=$?'
+    assert collected.startswith('wait "$collecting" || { made=$?; ')
+    assert last == 'if ((made)); then exit "$made"; fi'
     assert "set -euo pipefail" in commands
     assert not [line for line in commands if "|| true" in line or "set +e" in line]
 
