@@ -5,14 +5,13 @@
     links.py   the probes between the hosts     wire.py     lines of JSON over TCP
     messages.py  findings and lines, in words
 
-Each host first looks at itself. Who connects hears who is there (`identity`), and only then speaks: so
-a program that is no preflight is not disturbed, and a client that was led to the wrong host learns to
-which.
+Each host first checks itself. The side that accepts a connection speaks first (`identity`). So a client sends nothing
+to a program that is no preflight, and a client that was led to the wrong host learns which host that is.
 
     client                      head
       ·      ◀── identity ──      the head's name and job
       ├── hello ──▶               the client's job, rank, counts, report and clock
-      ·          ◀── wait ──      at once and every second: the hosts that are missing
+      ·          ◀── wait ──      at once and every second: the head is alive, and which hosts are missing
       ├── still ──▶               the client is alive
       ·         ◀── peers ──      all hosts are there: the peers to probe
       ├── links ──▶               the results of the probes
@@ -20,14 +19,14 @@ which.
       ├── ack ──▶
       ·            ◀── go ──      all hosts have acknowledged: only now do they go on
 
-A head that has gathered its hosts hangs up on whoever comes later. A host that is missing after a second
-is called by the head (`call`), at the same port; over that connection it then speaks as above, after it
-has tried once more whether it cannot reach the head itself: what stands in one direction only is a
-firewall. What passes no firewall in either direction is said by each side for itself.
+A head that has gathered its hosts hangs up on a client that comes later. If a host is still missing after a second,
+the head connects to the same port of that host and sends `call`. The host then tries once more to connect to the head.
+If that fails, the host speaks as above over the head's connection, and the head reports the firewall that closes one
+direction only. If a firewall closes both directions, each side reports the other one as missing.
 
 If a run under way (torch's TCPStore) holds the head's port, a client finds that out in the store's own protocol. A
-host of an elastic job, or a host that took part before, joins that run. A connection that breaks before the verdict
-ends the check. It ends for all hosts if the head is gone, or if the job needs every host.
+host of an elastic job, or a host that took part before, joins that run. If a connection breaks before `go`, the check
+ends for that host. It ends for all hosts if the head is gone, or if the job needs every host.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ def meet(
     """Meet the other hosts, and return the outcome.
 
     `examine` checks this host and may block. Only the head calls `judge`, with the reports of all hosts. Only the head
-    calls `publish`, with an outcome that ends the launch, before the other hosts hear of it. `print_line` prints a line for
-    the people who wait, and may block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what
-    `examine` raises.
+    calls `publish`, with an outcome that ends the launch, before it tells the other hosts. `print_line` prints a line
+    for the people who wait, and may block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises
+    the exceptions of `examine`.
     """
     printer = Printer(print_line)
     try:

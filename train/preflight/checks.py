@@ -24,7 +24,8 @@ from train.preflight.settings import Settings
 
 LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
 ALONE_S = 6.5  # if no other host waits for the verdict
-_LAST_S = 0.3  # still waited past the deadline: this process itself may have stood still
+# The least wait for a result, because this process itself may have stood still until the deadline.
+_LAST_S = 0.3
 NAMES_S = 5.0
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class BackgroundCall(Generic[T]):
             self._error = error
 
     def result(self, deadline: float) -> T | None:
-        """Return the look's result, or None if it has not ended by `deadline`. Raises what the look raised."""
+        """Return the look's result, or None if the look has not ended by `deadline`. Raises the look's exception."""
         self._thread.join(max(_LAST_S, deadline - time.monotonic()))
         if self._error is not None:
             raise self._error

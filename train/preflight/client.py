@@ -1,7 +1,7 @@
-"""A client's part: find the head, tell it about this host, do as it says, hear the verdict.
+"""A client's part: find the head, send it the report of this host, probe as it says, receive its verdict.
 
-Owns how long a client looks for the head, and the findings that it makes by itself. It judges the program that answers
-at the head's port.
+Owns how long a client looks for the head, and the findings of a client that does not reach it. Judges the program that
+answers at the head's port.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SOON_S = 0.05  # in the first second, because hosts that start together come wi
 _STORE_S = 3.0
 # If another program or host answers at the head's port for this long, the head will not come.
 _SURE_S = 5.0
-_LINE = 1000  # characters of the head's words
+_LINE = 1000  # characters of a line from the head
 # A faulty host looks for the head in order to report its fault. It gives up _FAULTY_S after the start or _HEARD_S after
 # its checks, whichever is later.
 _FAULTY_S = 6.0
@@ -85,7 +85,7 @@ class Client:
         self._head_listens = True
         self._called = asyncio.Event()
         self._attending = False
-        self._launch = ""  # the name of it, as soon as the head is found
+        self._launch = ""  # the launch's name, known once the head is found
         self._took_part = background(self._has_taken_part)
         self._silent_s = SILENT_S + slack_s(settings.nodes)
         self._verdict: Verdict | None = None
@@ -97,7 +97,7 @@ class Client:
         self._report = await examined(self._settings, examine)
         self._examined_at = time.monotonic()
         while True:
-            # If the head has connected to this host, it is there. The attempt shows whether this host can connect to it.
+            # A call proves that the head is there. The attempt shows if this host can connect to the head, too.
             call = self._call
             conn = await self._search.attempt()
             if conn is None and call is not None and self._is_settled():
@@ -131,7 +131,7 @@ class Client:
         self._called.clear()
 
     async def _listen(self) -> None:
-        """Listen at the head's port number as well, because the head calls there; not if the head is this machine."""
+        """Listen at the head's port number as well, because the head calls there. Do nothing on the head's machine."""
         with contextlib.suppress(WireError):
             if await self._is_heads_machine():
                 return
@@ -148,7 +148,7 @@ class Client:
         return meant or not own or own == head or await resolve(own) == address
 
     async def _answer(self, conn: Conn) -> None:
-        """Answer a connection. It may come from the head, from a neighbour that probes, or from anybody else."""
+        """Answer a connection. It may come from the head, from a neighbour that probes, or from another program."""
         conn.send("identity", **vars(self._hello))
         first = await conn.receive(_ANSWER_S)
         if first["kind"] == "probe":
@@ -165,7 +165,10 @@ class Client:
     # --- without the head -------------------------------------------------------------------------
 
     def _is_settled(self) -> bool:
-        """True if the last attempt shows what keeps this host from the head. A head that is busy may only be slow."""
+        """True if the last attempt shows the reason why this host does not reach the head.
+
+        A program that sends no identity may be the head, busy. After `_sure_s` it counts as another program.
+        """
         met = self._search
         return not (self._head_listens and met.is_program and met.met_for_s < self._sure_s)
 
@@ -177,7 +180,8 @@ class Client:
     def _fault(self) -> Finding | None:
         """The fault that keeps this host from the head.
 
-        A program at the head's port is a fault only if the head is known to listen there, and has had time to.
+        A program at the head's port is a fault only after `_sure_s`. If the head has said in its call that it cannot
+        listen, the head reports that program itself.
         """
         met = self._search
         if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
@@ -225,7 +229,7 @@ class Client:
     async def _attend(self, conn: Conn) -> PreflightResult | None:
         """Do as the head says. Return None if the head hangs up before it has admitted this host.
 
-        The other hosts may have gathered without this one then.
+        In that case the other hosts may have gathered without this one.
         """
         search, self._attending = self._search, True
         assert search.head is not None
@@ -291,7 +295,7 @@ class Search:
         self._told = False
 
     async def attempt(self) -> Conn | None:
-        """One attempt: a connection to the head of this job, or None."""
+        """Try once to connect. Return the connection to the head of this job, or None."""
         before = self._kind()
         try:
             self.address = await resolve(self._settings.head)
@@ -351,7 +355,7 @@ class Search:
                 return "foreign"
             me = NamedHost(settings.host_name)
             self._fault = messages.other_job(me, settings.job, met, head_hello.job, settings.port)
-            if not self._told:  # so that the other head reports it as well
+            if not self._told:  # so that the other job's head reports RANK004 as well
                 conn.send("hello", **vars(self._hello))
             self._told = True
             return "job"

@@ -1,6 +1,6 @@
 """The preflight at the beginning of a launch: check this host, check in with the others, print the findings.
 
-Owns the printed text and preflight.json. Says why nothing may start, which ends the launch with exit code 69.
+Owns the printed text and preflight.json. Says why nothing may start; the launch then ends with exit code 69.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEEP_S = 5.0  # to write preflight.json if nothing is wrong
 
 
 def run(settings: Settings, has_driver: bool = False) -> str:
-    """Run the preflight and print its findings. Returns why nothing may start, or "" if the launch may go on.
+    """Run the preflight and print its findings. Return the reason why nothing may start, or "" if the launch may go on.
 
     `has_driver`: hosts/run.sh shows all hosts on one terminal.
     """
@@ -57,20 +57,20 @@ def run(settings: Settings, has_driver: bool = False) -> str:
 
 
 class _Check:
-    """One host's check, and the findings that it has shown. `one_log`: all hosts write to the head's log."""
+    """One host's check, and the findings that it has shown. `one_log`: all hosts write to one log or terminal."""
 
     def __init__(self, settings: Settings, one_log: bool) -> None:
         self._settings, self._one_log = settings, one_log
         self._shown: list[Finding] = []
         self._published_findings: Sequence[Finding] | None = None
-        # The head calls tell() in a thread, and may give up waiting for that thread.
+        # The head calls publish() in a thread, and may give up waiting for that thread.
         self._publishing = threading.Lock()
 
     def meet(self) -> PreflightResult:
         """Check this host, and check in with the others if there are any."""
         settings = self._settings
         if not settings.alone:
-            from train.preflight import checkin  # slower to import, and one machine needs none
+            from train.preflight import checkin  # slow to import, and not needed on one machine
 
             return checkin.meet(settings, self._examine, self._judge, self.publish, say)
         began = time.monotonic()
@@ -79,7 +79,7 @@ class _Check:
         return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
 
     def publish(self, outcome: PreflightResult) -> list[Finding]:
-        """Keep the outcome, show the findings that were not shown yet, and return all findings."""
+        """Write preflight.json, show the findings that were not shown yet, and return all findings."""
         findings = _apply_ignore(self._settings, outcome.findings)
         with self._publishing:
             if self._published_findings is not outcome.findings:
@@ -90,7 +90,7 @@ class _Check:
         return findings
 
     def stands_in_log(self, outcome: PreflightResult) -> bool:
-        """True if the head shows the findings in the log of this host."""
+        """True if this host prints nothing, because the head shows the findings in the log that both write to."""
         return self._one_log and outcome.shown and not self._settings.is_head
 
     def _report(self) -> Report:
@@ -99,9 +99,7 @@ class _Check:
 
     def _examine(self) -> Report:
         report = self._report()
-        if (
-            not self._one_log
-        ):  # in one log, the table of all hosts comes once, and at once if a host has a fault
+        if not self._one_log:  # with one log, the head shows all findings in one table
             # A paused terminal must not hold up the other hosts.
             show = BackgroundCall(lambda: self._show(report.findings, None))
             show.result(time.monotonic() + _LOOK_S)
@@ -119,7 +117,7 @@ class _Check:
 def _ending(settings: Settings) -> Iterator[Path]:
     """Yield the directories held by workers that are about to end because their launch script was killed.
 
-    They are no fault of this launch.
+    Such workers are no finding: run() waits for their end first.
     """
     with contextlib.suppress(OSError):
         for directory in (
@@ -176,23 +174,23 @@ def _write_record(
 ) -> Path | None:
     """Write preflight.json. Return its path, or None if it was not written or a file server does not answer.
 
-    The head alone writes into a shared directory, because another host of a large job knows only its own report.
+    Only the head writes into a shared directory, because another host of a large job knows only its own report.
     """
     if settings.shared and not settings.is_head and not settings.alone:
         return None
     failed = any(finding.is_error for finding in findings)
-    # A live job keeps its own record. The refusal of this launch says nothing about that job.
+    # Leave the preflight.json of a live job as it is: the refusal of this launch says nothing about that job.
     if any(f.code in ("DIR004", "DIR006") and f.host == settings.host_name for f in findings):
         return None
 
     def keep() -> Path | None:
         kept = _write_file(settings, outcome, findings, failed)
         if settings.is_head and not failed:
-            with contextlib.suppress(OSError):  # every host has read it
+            with contextlib.suppress(OSError):  # every host has read the token
                 (settings.checkpoint_dir / TOKEN).unlink(missing_ok=True)
         return kept
 
-    keep_s = _LOOK_S if failed else _KEEP_S  # the findings are printed only after it
+    keep_s = _LOOK_S if failed else _KEEP_S  # the findings are printed only after this wait
     return BackgroundCall(keep).result(time.monotonic() + keep_s)
 
 

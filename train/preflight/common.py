@@ -17,16 +17,16 @@ from train.preflight.report import Report
 from train.preflight.settings import Settings
 from train.preflight.wire import background, within
 
-SILENT_S = 4.0  # three heartbeats that did not come
-REPLY_S = 1.0  # for the first message of whoever answers
+SILENT_S = 4.0  # three missing heartbeats
+REPLY_S = 1.0  # from the connection to the first message of the program that answers
 EXAMINED_S = 12.0
 _FIRST_LINE_S, _NEXT_LINE_S = 5.0, 10.0
-_UNSAID = 32  # lines
+_UNSAID = 32  # lines that may wait to be printed
 _FLUSH_S = 1.0
 
 
 def slack_s(nodes: int) -> float:
-    """Seconds by which every wait is longer, because so many hosts come at once."""
+    """Seconds to add to a wait, because a host needs longer to answer if this many hosts come at once."""
     return nodes / 1000
 
 
@@ -69,7 +69,7 @@ class Waiting:
 
 
 async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
-    """The report of this host. If its own checks do not end, the report has the finding that they hang."""
+    """The report of this host. If its checks do not end within EXAMINED_S, the report says only that they hang."""
     try:
         return await within(background(examine), EXAMINED_S)
     except asyncio.TimeoutError:

@@ -44,7 +44,7 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     """VER001 to VER007."""
     build = "install the same build of torch on all of them"
     one_python = "name one Python for all of them with python: (also per host) in the spec"
-    # A host with a GPU and one without work together as 2.13.0+cu126 and 2.13.0+cpu.
+    # A host with a GPU (2.13.0+cu126) and a host without one (2.13.0+cpu) can work together.
     torch = _facts(hosts, "torch", lambda version: version.partition("+")[0])
     one_torch = (
         "install one torch on all of them, or name with python: (also per host) one that they share"
@@ -97,7 +97,7 @@ def _differing(
 
 
 def _kinds(values: Values) -> list[tuple[str, list[str]]]:
-    """Each value with its hosts. The value of most hosts comes last; between equally many, the head's value."""
+    """Each value with its hosts, the rarest value first. The head's value comes after equally common values."""
     counts = Counter(values.values())
     order = {value: rank for rank, value in enumerate(dict.fromkeys(values.values()))}
     kinds = sorted(counts, key=lambda value: (counts[value], -order[value]))
@@ -112,7 +112,7 @@ def _shortened(parts: Sequence[str]) -> str:
 
 
 def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
-    # A host whose own name is 127.0.1.1 (Debian's way) has another fault: NAME002 or NAME003.
+    # A loopback address, such as Debian's 127.0.1.1 for a host's own name, is another fault: NAME002 or NAME003.
     resolved = {
         host.host: host.resolved
         for host in hosts
@@ -131,7 +131,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
 
 
 def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
-    """Yield, for each such address, the hosts that share it although they are different machines."""
+    """Yield the hosts that have the same address, for each address that belongs to different machines."""
     by_address: dict[str, list[Report]] = {}
     for host in hosts:
         if host.address and host.facts.get("machine") and not is_loopback(host.address):
@@ -174,7 +174,7 @@ def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
 
 
 def _saves(hosts: Sequence[Report]) -> Iterator[Finding]:
-    """DIR007: a script would go on at another step on each of these hosts."""
+    """DIR007, about the first host without the newest save: the script would go on at another step there."""
     saves = {
         host: saved
         for host, text in _facts(hosts, "save").items()

@@ -23,12 +23,12 @@ from train.run.layout import node_directory
 TOKEN = ".preflight-token"
 _TRIAL = 1 << 20  # bytes written
 _LEAST = 16 << 20  # bytes that have to be free
-# A live holder on another host renews its lock within HEARTBEAT_S. The rest is for the test write before that.
+# A live holder on another host renews its lock within HEARTBEAT_S. The test write before that look may take 0.5 s.
 WATCH_S = lock.HEARTBEAT_S + 0.5
-_TOKEN_S = 1.0  # how long another host may take from making the token to having it written
+_TOKEN_S = 1.0  # how long another host may take from making the token's file to writing the token
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# A file server that is gone, or a mount whose program has died.
+# The errors if a file server is gone, or the program behind a mount has died.
 _SILENT = (
     errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EIO,
 )  # fmt: skip
@@ -36,8 +36,13 @@ _SILENT = (
 
 @dataclass(frozen=True)
 class Directory:
-    """The result of look(). `making`, `writing`: the error, if that failed. `free`: bytes, or None if the file system
-    does not count them. `held`: the locks that keep this launch out."""
+    """The result of look().
+
+    `making`, `writing`: the error if the directory could not be made, or could not be written to; else None.
+    `free`: bytes, or None if the file system does not count them.
+    `held`: the locks that keep this launch out.
+    `token`: the content of the file TOKEN; "" if it is not needed, or could not be read.
+    """
 
     making: OSError | None = None
     writing: OSError | None = None
@@ -87,7 +92,7 @@ def _free(where: Path) -> int | None:
     except OSError:
         return None
     if found.f_files and not found.f_favail:
-        return 0  # no file can be made any more, whatever their size
+        return 0  # no inode is left, so no file can be made
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
@@ -102,16 +107,16 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[lock.Hel
         except lock.HeldByLiveJobError as held:
             yield held
             if held.is_certain:
-                return  # the same job holds this host's part of it
+                return  # that job holds this host's part as well: one finding is enough
 
 
 def _is_our_launch(where: Path, node: Path, settings: Settings) -> bool:
     """True if the launch that holds the whole directory may be the one to which this host returns."""
     holder = lock.read_lock(where)
     if holder is None or holder.job != settings.job or settings.scheduled is not None:
-        return False  # a scheduler's job returns to its own launch only, which was ruled out before
+        return False  # check_may_take() lets a start of the scheduler's own job in
     if settings.min_nodes < settings.nodes:
-        return True  # hosts come and go
+        return True  # a host of an elastic job may return
     try:
         return holder.attempt in (node / "launch").read_text("utf-8", "replace").split()
     except OSError:
@@ -130,7 +135,7 @@ def _token(where: Path) -> str:
                 return token
         if time.monotonic() > deadline:
             return ""
-        time.sleep(0.02)  # another host has made it and is about to write
+        time.sleep(0.02)  # another host has made the file and is about to write the token
 
 
 # --- findings -------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def _in_the_way(where: Path) -> Path:
 
 
 def _in_use(settings: Settings, held: lock.HeldByLiveJobError) -> Finding:
-    """DIR004. It is a note if it is too early to tell, because the launch will look again. It is also a note if this is
-    only a check and the job itself runs."""
+    """DIR004. It is only a note if it is too early to tell that the holder lives, because the launch will look again.
+    It is also a note if this is only a check and the holder is the job itself."""
     is_note = not held.is_certain or (settings.check_only and held.job == settings.job)
     return Finding("DIR004", settings.host_name, held.cause, held.remedy, NOTE if is_note else "")

@@ -64,7 +64,7 @@ def _torch_in(package: Path, text: str) -> Torch:
     said = dict(re.findall(stated, text, re.MULTILINE))
     version = said.get("__version__", "")
     cuda = said.get("cuda", "")
-    # A wheel from another source may name CUDA in its version only: 2.6.0+cu124.
+    # A wheel from another source may name CUDA only in its version: 2.6.0+cu124.
     local = re.search(r"\+cu(\d+)(\d)$", version)
     if not cuda and local:
         cuda = f"{local[1]}.{local[2]}"
@@ -79,7 +79,7 @@ def newest_save(settings: Settings) -> str:
 
 
 def machine(proc: Path = _PROC) -> str:
-    """The boot id of this machine and its network namespace, within which an address belongs to one host."""
+    """The machine's boot id and network namespace; "" if unreadable. Hosts that share both may share an address."""
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat(proc / 'self/ns/net').st_ino}"

@@ -114,9 +114,9 @@ class Finding:
 
 
 def eased(findings: Sequence[Finding], check_only: bool) -> list[Finding]:
-    """The findings, where PORT002 and GPU003 are notes if this is only a check and the job itself runs.
+    """The findings, with PORT002 and GPU003 as notes on each host where the job itself runs, if this is only a check.
 
-    The running job then uses its port and its GPUs. It runs on the hosts where DIR004 is not an error.
+    That job rightly uses its port and its GPUs. A DIR004 that is no error shows that the job runs on that host.
     """
     live = {f.host for f in findings if check_only and f.code == "DIR004" and not f.is_error}
     return [

@@ -55,8 +55,8 @@ class User:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The answers of nvidia-smi. `trouble`: why it gave none, in words. `missing`: the host has neither nvidia-smi nor
-    a driver. `unknown`: the host has a driver without nvidia-smi."""
+    """The answers of nvidia-smi. `trouble`: why nvidia-smi gave no answer, in words. `missing`: the host has neither
+    nvidia-smi nor a driver. `unknown`: the host has a driver without nvidia-smi."""
 
     cards: Sequence[Card] = ()
     users: Sequence[User] = ()
@@ -117,7 +117,7 @@ def _answer(cards: tuple[int | None, str], users: tuple[int | None, str]) -> Gpu
         return Gpus(trouble=f"failed: {lines[0] if lines else f'exit status {status}'}")
     rows = [row for row in _rows(said) if len(row) == 4]
     driver = rows[0][3] if rows else ""
-    # The processes on the GPUs are optional: without that answer the job can start all the same.
+    # The list of processes on the GPUs is optional: without it the job can start all the same.
     taken = [row for row in _rows(users[1]) if len(row) == 4] if users[0] == 0 else []
     return Gpus(
         [Card(*row[:3]) for row in rows],
@@ -136,7 +136,7 @@ def _rows(output: str) -> Iterator[list[str]]:
 
 
 def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:
-    """The GPUs that CUDA would show to a process with this environment, in its order."""
+    """The GPUs that CUDA would show to a process with this environment, in CUDA's order."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(cards)
@@ -211,7 +211,7 @@ def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
         who = str(found) if found else f"process {user.pid} ({user.name})"
         memory = f" with {user.memory} MiB" if user.memory else ""
         gpu = f"GPU {card.index} ({card.name}) of {settings.host_name}"
-        # A process that names no job may be of another one, and two jobs may share a GPU.
+        # A process whose environment names no job may belong to another job, and two jobs may share a GPU.
         if found is not None and found.job and found.is_earlier_run_of(settings.job):
             cause = f"{gpu} is still held by an earlier run: {who}{memory}"
             yield Finding(
@@ -224,7 +224,10 @@ def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
 
 
 def _process(user: User) -> ports.Holder | None:
-    """The process, if this host has it. In a container the same pid may be another process."""
+    """The process with this pid; None if it is gone, or if its command line is another program's.
+
+    In a container, nvidia-smi's pid may be another process.
+    """
     found = ports.process(user.pid)
     program = os.path.basename(user.name.partition(" ")[0])
     return found if found is not None and program and program in found.command else None

@@ -1,6 +1,6 @@
 """The head's part, from the first client to the verdict: gather, probe the links, judge, tell all.
 
-Owns the end of each of these phases. server.py has the conversations with the clients.
+Decides when each of these phases ends. server.py has the conversations with the clients.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from train.preflight.server import OVER, PROBE, TELL, Server
 from train.preflight.settings import Settings
 from train.preflight.wire import Listener, background, bind, encode, within
 
-_OTHERS_S = 1.0  # after a first error, for what else is wrong
-_PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
-# After the start: as long as the checks take on a host that was started together with this one.
+_OTHERS_S = 1.0  # after the first error, so that more hosts can report their faults
+_PROVES_S = 2.5  # the same, while a host that was called tries once more to connect to the head
+# Seconds from the start. The checks take so long on a host that was started together with this one.
 _LATE_S = 6.5
-_SETTLE_S = 3.0  # from the last host's arrival to the begin of an elastic job
+_SETTLE_S = 3.0  # from the last host's arrival to the beginning of an elastic job
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
 _SHOW_S = 2.5  # a terminal may be paused, a file server may not answer
@@ -45,7 +45,7 @@ async def receive_clients(
     """Take part in a launch as its head, until all hosts that came have the verdict."""
     began = time.monotonic()
     report = await examined(settings, examine)
-    # Only after the checks, because they report the limit that the run will have.
+    # Only after the checks, because they report the limit that this process was started with.
     _allow_files(settings.nodes + _OTHER_FILES)
     head = Head(settings, report, judge, publish, print_line, began)
     try:
@@ -102,7 +102,7 @@ class Head:
         )
 
     async def close(self) -> None:
-        """Stop listening: torchrun takes the port next."""
+        """Stop listening, because torchrun takes the port next."""
         self._server.phase = OVER
         for task in self._tasks:
             task.cancel()
@@ -152,7 +152,7 @@ class Head:
         return server.elastic and len(server.members) + 1 >= self._settings.min_nodes
 
     def _last_chance(self, failed_at: float) -> float:
-        """Until when others may come, so that what is wrong with them is told as well."""
+        """The time until which hosts may come after the first error, so that the verdict has their faults, too."""
         server = self._server
         proving = any(server.contact_errors.get(rank) == "" for rank in server.missing())
         after_s = _PROVES_S if proving else _OTHERS_S
@@ -224,10 +224,10 @@ class Head:
         return Verdict(goes, findings, reports, links, shown=True)
 
     async def _send_verdict(self, verdict: Verdict) -> Verdict:
-        """Send the verdict to all clients, and return it as it was sent last.
+        """Send the verdict to all clients. Return the verdict with the faults of clients that did not acknowledge it.
 
-        No host goes on before all have acknowledged. Otherwise a host that is gone by then would leave the others
-        hanging in the rendezvous.
+        No host goes on before all have acknowledged, because the others would hang in the rendezvous if a host were
+        gone by then.
         """
         server = self._server
         server.phase = TELL
@@ -249,7 +249,7 @@ class Head:
                 await within(background(lambda: self._publish(self._outcome(verdict))), _SHOW_S)
             self._send(verdict)
             await self._until(lambda: not server.unheard, _ACKNOWLEDGE_S)
-        # Let the clients close first, so that they keep TIME_WAIT and not this host's port.
+        # Let the clients close first, so that TIME_WAIT is on their side and this host's port is free.
         await self._until(lambda: not server.clients, _CLOSE_S)
         return verdict
 

@@ -18,15 +18,15 @@ from train.preflight.settings import Settings
 # gloo's full mesh and of the stores.
 _FILES, _FILES_EACH = 192, 4
 _BARELY = 48  # files that a process has open before its sockets
-_SHARED = 64 << 20  # bytes: a container's default
+_SHARED = 64 << 20  # bytes of /dev/shm: a container's default
 _INFINIBAND = "/sys/class/infiniband"
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`files`: soft and hard limit. `locked`: bytes. `shared`: bytes of /dev/shm. None means no limit, and for `shared`
-    that this system has no /dev/shm."""
+    """`files`: soft and hard limit. `locked`: bytes. None means no limit. `shared`: bytes of /dev/shm, 0 if it is
+    missing; None if this system is not Linux."""
 
     files: tuple[int | None, int | None] = (None, None)
     locked: int | None = None

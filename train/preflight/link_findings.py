@@ -63,7 +63,7 @@ def _code(probes: _Probes, link: Link) -> str:
         return "LINK004"
     if link.trouble == "refused" or proven:
         return "PORT005"
-    # Nothing comes back. If other hosts reach both of them, no filter on either host can be to blame.
+    # Nothing comes back. If other hosts reach both hosts, no filter on either of the two can be to blame.
     reached = [any(probes.good(other, one) for other in probes.hosts) for one in (host, peer)]
     return "LINK004" if all(reached) else "PORT005"
 
@@ -123,8 +123,8 @@ def _unreached(probes: _Probes, bad: Sequence[Link]) -> Iterator[Finding]:
 
 
 def _blamed(probes: _Probes, bad: Sequence[Link]) -> str:
-    """The host that has a part in most of the bad links, else the head. Between two hosts, blame the one
-    that does not answer, and if neither does, the one that is not the head."""
+    """The host that takes part in more than half of the bad links; the head if there is no such host. Between two
+    hosts, blame the one that does not answer; if neither answers, blame the one that is not the head."""
     part = Counter(name for link in bad for name in (link.host, link.peer))
     reached = Counter(link.peer for link in bad)
     rank = {host: number for number, host in enumerate(probes.hosts)}
@@ -133,7 +133,7 @@ def _blamed(probes: _Probes, bad: Sequence[Link]) -> str:
 
 
 def _between_hosts(probes: _Probes, host: str, links: Sequence[Link]) -> str:
-    """The direction in words, around the host that is blamed."""
+    """The bad links in words: from which hosts to which, with the blamed `host` at one end if it is in all of them."""
     ends = {frozenset((link.host, link.peer)) for link in links}
     if not all(host in pair for pair in ends):
         return f"between several hosts ({join_names([f'{link.host} to {link.peer}' for link in links])})"

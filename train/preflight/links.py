@@ -1,8 +1,8 @@
 """The links between the hosts: each host probes its neighbours in the way that the processes of the run will connect.
 
-Owns the choice of the neighbours, and the probe: a small round trip, then a few large packets. It uses ports of the
-system's choice and packets of normal size, because gloo and NCCL do. Judges nothing: link_findings.py names the host
-at fault. Measures nothing: `ddpgen probe` does.
+Owns the choice of the neighbours, and the probe: a small round trip, then a few large packets. The probe uses ports
+of the system's choice and packets of normal size, because gloo and NCCL do. Judges nothing: link_findings.py names the
+host at fault. Measures nothing: `ddpgen probe` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _LARGE = 16 * 1024  # bytes: a few packets, whatever the MTU
 
 
 def neighbours(count: int) -> list[list[int]]:
-    """The peers that each of `count` hosts probes: all, or if there are many the host before it and those 2^k on."""
+    """The peers that each of `count` hosts probes: all others, up to ALL_PAIRS hosts. If there are more hosts, each
+    probes the host before it, and the hosts 1, 2, 4, … places after it."""
     if count <= ALL_PAIRS:
         return [[(i + d) % count for d in range(1, count)] for i in range(count)]
     distances = [count - 1, *(1 << k for k in range((count - 1).bit_length()))]
@@ -54,12 +55,12 @@ async def _try(peer: Peer, source: str, token: str, troubles: dict[Peer, str]) -
         except WireError as error:
             # A silent peer's system has answered, so the peer may be busy: try again as long as there is time.
             tries += error.trouble != "silent"
-            if troubles[peer] != "large":  # a proven fault; a later silence may be a busy peer
+            if troubles[peer] != "large":  # proven already; a later silence may be a busy peer
                 troubles[peer] = "timeout" if error.trouble == "silent" else error.trouble
 
 
 async def _large_packets(peer: Peer, source: str, token: str) -> None:
-    """Send large packets. Raises WireError: "large" if they get lost and small ones pass."""
+    """Send large packets. Raises WireError: "large" if they get lost and small ones pass, else another trouble."""
     if await _arrives(peer, source, token, segment=0):
         return
     # A busy peer stalls as well. If the same bytes pass in small packets, the size is the cause.
@@ -72,7 +73,8 @@ async def _arrives(peer: Peer, source: str, token: str, segment: int) -> bool:
     Raises WireError if small messages fail already."""
     conn = await dial(peer.address, peer.port, _CONNECT_S, source, segment)
     try:
-        await conn.receive(_ANSWER_S)  # the peer's identity; the token proves it
+        # Ignore the identity: `ready` proves it, because the peer sends that only for its own token.
+        await conn.receive(_ANSWER_S)
         conn.send("probe", token=token)
         await _expect(conn, "ready")
         conn.send("large", filler="x" * _LARGE)
@@ -93,7 +95,7 @@ async def _expect(conn: Conn, kind: str) -> None:
 
 
 async def serve(conn: Conn, token: str, first: Mapping[str, Any]) -> None:
-    """Answer a probe. Raises WireError when the prober is gone."""
+    """Answer a probe that has our `token`. Raises WireError when the prober is gone."""
     if token and first.get("token") == token:
         conn.send("ready")
         await conn.receive(2 * BUDGET_S)

@@ -10,10 +10,10 @@ from train.preflight.settings import Settings
 
 CLOCK_S = 5.0  # clocks further apart are reported
 # torchrun's rendezvous takes a node for dead if its last sign of life is 15 s old by another node's clock. A node gives
-# one every 5 s, and reads those of the others once a second.
+# a sign every 5 s, and reads the signs of the others once a second.
 CLOCK_BREAKS_S = 15.0 - 5.0 - 1.0
 
-# What a connection attempt met (wire.WireError.trouble), about the host at the other end.
+# The trouble of a connection attempt (wire.WireError.trouble), in words about the host at the other end.
 CONTACT_ERRORS = {
     "": "its host answers",
     "unresolved": "its name does not resolve",
@@ -44,11 +44,11 @@ def _head(settings: Settings, address: str = "") -> NamedHost:
     return NamedHost(next(iter(settings.addresses), settings.head), address or settings.head)
 
 
-# --- who is not there -----------------------------------------------------------------------------
+# --- missing hosts --------------------------------------------------------------------------------
 
 
 def waits_for(settings: Settings, missing: Mapping[int, str | None]) -> str:
-    """A line that names who is missing, and what the head met when it called there (None: unknown)."""
+    """A line that names the missing hosts, each with the trouble of the head's last call (None: not called)."""
     lines = [
         f"{named_host(settings, rank)}: it has not checked in{_called(settings, met)}"
         for rank, met in list(missing.items())[:6]
@@ -58,7 +58,7 @@ def waits_for(settings: Settings, missing: Mapping[int, str | None]) -> str:
 
 
 def waits_for_head(settings: Settings, address: str, trouble: str) -> str:
-    """What a host says while it looks for the head."""
+    """The line of a host that looks for the head."""
     port = f"port {settings.port} of {_head(settings, address)}"
     return f"waiting for the head, {port}: {CONTACT_ERRORS.get(trouble, trouble)}"
 
@@ -93,7 +93,7 @@ def _starts(settings: Settings, host: NamedHost) -> str:
 
 
 def _together(settings: Settings, fallback: str) -> str:
-    """The remedy that makes all hosts start as parts of one launch. `fallback`: without a scheduler."""
+    """The remedy that makes all hosts start as parts of one launch. `fallback`: the remedy without a scheduler."""
     if settings.scheduled:
         return f"start the job by `{settings.script}` alone, which starts one task on each node"
     return fallback
@@ -146,7 +146,7 @@ def _opens(port: int, on: str, source: str) -> str:
 
 
 def filtered(settings: Settings, hosts: Sequence[NamedHost], trouble: str) -> Finding:
-    """PORT003 or PORT004: they were reached from the head, but not the head from them."""
+    """PORT003 or PORT004: the head has reached these hosts, but they have not reached the head."""
     who = join_names(hosts)
     lost = trouble == "timeout"
     head = NamedHost(settings.host_name, settings.own_address or settings.head)
@@ -174,7 +174,7 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
 
 
 def wrong_host(settings: Settings, host: str, head: NamedHost, where: str) -> Finding:
-    """NAME004: the head's name leads `host` elsewhere. `where`: to whom, or to which address, in words."""
+    """NAME004: the head's name leads `host` to another host. `where`: that host or its address, in words."""
     return Finding(
         "NAME004",
         host,

@@ -1,8 +1,7 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
 Inspects and classifies the interfaces (by their entries below /sys/class/net on Linux, else by their names), and checks
-one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they
-answer.
+one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Network:
     `unresolved`: why the head's name does not resolve.
     `route_source`: this host's address on the route to the peer; `route`: the interface of that route.
     `no_route`: why the host has no route to the peer.
-    `interface`: the one that the job uses on this host; `address`: its address.
+    `interface`: the interface that the job uses on this host; `address`: the address of that interface.
     `interface_error`: why the host has no usable interface for the job.
     """
 
@@ -80,7 +79,7 @@ class Network:
 
     @property
     def first_address(self) -> str:
-        """The address that gloo and NCCL bind: they are given an interface, and take its first address."""
+        """The address that gloo and NCCL bind. They get the name of an interface, and take its first address."""
         return next(
             (each.addresses[0] for each in self.interfaces if each.name == self.interface), ""
         )

@@ -18,7 +18,7 @@ _NO_COLOUR = "\x1b[0m"
 
 
 class NamedHost(NamedTuple):
-    """A host with the address by which it is known, or "": `b (192.168.7.2)`."""
+    """A host, and the address by which it is known, or "". As text: `b (192.168.7.2)`."""
 
     name: str
     address: str = ""

@@ -1,7 +1,7 @@
 """The process that holds a TCP port of this host, and the finding that the head cannot listen on it.
 
-Owns the search for that process in /proc, and the judgement if it is an earlier run of the job. Ends no process: the
-remedy says how. Without /proc (macOS) no process is named.
+Owns the search for that process in /proc, and the judgement if the process is an earlier run of the job. Ends no
+process: the remedy says how to end one. Without /proc (macOS) no process is named.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Holder:
         return f"process {self.pid} ({short})" if short else f"process {self.pid}"
 
     def is_earlier_run_of(self, job: str) -> bool:
-        """True if the process is ours and its environment names no other job, which may use the port."""
+        """True if the process is ours and its environment names no other job. Another job has a right to the port."""
         return self.is_own and self.job in ("", job)
 
 
 def holder(port: int, proc: Path = _PROC) -> Holder | None:
-    """The process that listens on `port` here or has a connection from it; None if none is visible."""
+    """The process that listens on `port` here or has a connection from it; None if no such process is visible."""
     sockets = set(_sockets(port, proc))
     if not sockets:
         return None
@@ -109,7 +109,7 @@ def _sockets(port: int, proc: Path) -> Iterator[str]:
 
 
 def _pids(proc: Path) -> list[int]:
-    """All processes, the longest-lived first, so that a parent comes before its children."""
+    """All process ids in order, so that a parent usually comes before its children."""
     with contextlib.suppress(OSError):
         return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
     return []

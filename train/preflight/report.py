@@ -1,4 +1,4 @@
-"""The values that the hosts of a launch send each other. They are plain, survive JSON, and check JSON from others."""
+"""The values that the hosts of a launch send each other as JSON. Reading them checks the JSON of other hosts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ VERSION = 4  # of the exchange
 _TYPES = {"str": (str,), "int": (int,), "float": (int, float)}
 _LONGEST = 4096  # characters
 _MAX_NUMBER = 1e15  # the largest number of any kind
-_FINDINGS = 32 * 1024  # bytes for each client: the head sends to a thousand of them at once
-_MAX_BYTES = 128 * 1024
+# Bytes of findings in a verdict, because the head may send it to a thousand clients at once.
+_FINDINGS = 32 * 1024
+_MAX_BYTES = 128 * 1024  # of the reports and links in a verdict
 
 T = TypeVar("T")
 
@@ -49,10 +50,14 @@ def _finding(value: Any) -> Finding:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a host says of its part in the launch, before it knows more. `instance` tells this process
-    from one that was started in its place, and the head's names the launch; `port`: where it listens
-    for probes. `way`: "", or what its own attempts at the head met ("timeout"), when the head had to
-    call; `to`: the address they went to. `clock`: seconds since the epoch, when it was sent."""
+    """One host's part in the launch, as its own command line gives it.
+
+    `instance`: a random name of this process. The head's `instance` is the name of the launch.
+    `port`: the port where the host listens for probes.
+    `way`: the trouble of the client's last attempt to connect to the head, such as "timeout"; "" if that succeeded.
+    `to`: the address of that attempt.
+    `clock`: the time at which the hello was sent, in seconds since the epoch.
+    """
 
     job: str
     host: str
@@ -193,10 +198,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the name
-    of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
-    goes on to join it. `shown`: the head has shown the findings, or is about to. On the head, and everywhere in a job of few hosts, `reports` and `links` are
-    those of all hosts, else this host's own."""
+    """The outcome of the preflight on one host.
+
+    `findings`: the findings of all hosts, ordered; only this host's own if the head was not found.
+    `reports`, `links`: those of all hosts on the head, and on every host of a small job; else this host's own.
+    `seconds`: from the start to the verdict.
+    `launch`: the name of this launch; "" if the head was not found, or if this host joins a run under way.
+    `joined`: this host has found a run under way at the head, and goes on to join it.
+    `shown`: the head has shown the findings, or is about to.
+    """
 
     findings: Sequence[Finding]
     reports: Sequence[Report]

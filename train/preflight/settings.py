@@ -11,9 +11,9 @@ from train.base.scheduler import Scheduled
 
 @dataclass(frozen=True)
 class Settings:
-    """One host's view of the launch, before it knows more than its command line.
+    """One host's view of the launch, from its command line alone.
 
-    `head`: name or address that reaches the head; "" for a job on one machine, which meets no other host.
+    `head`: the name or address that reaches the head; "" for a job on one machine, which meets no other host.
     `addresses`: the spec's address of each host, by name, in the order of the node ranks. It is empty if the spec lists
     no hosts; an address is "" if only the name is known, as for a scheduler's nodes.
     `min_nodes`: the number of hosts that an elastic job needs to begin; equal to `nodes` otherwise.
@@ -21,7 +21,7 @@ class Settings:
     `scheduler`: the scheduler's job and its start (see train.base.scheduler), or "".
     `script`: the command that starts the job, for messages.
     `saves`: patterns of the saves from which a user's script goes on (train.resume).
-    `check_only`: this is a check alone; nothing starts after it.
+    `check_only`: nothing starts after this check.
     """
 
     job: str
@@ -70,7 +70,8 @@ class Settings:
 
     @property
     def peer(self) -> str:
-        """The host whose route decides this host's interface: the head, or on the head another host ("" if unknown)."""
+        """The host at the other end of the route that decides this host's interface: the head, or on the head another
+        host ("" if unknown)."""
         if not self.is_head:
             return self.head
         return next((at for name, at in self.addresses.items() if name != self.host_name), "")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from train.base import nic
 
 LINE = 256 * 1024  # bytes of a message
-# Small enough for any path, so that a network that loses large packets does not keep us from reporting that.
+# Bytes of a packet: small enough for any path, so that hosts can still report that a network loses large packets.
 SEGMENT = 500
 _SLICE_S = 1.0
 _STORE_VALIDATE, _STORE_PING, _STORE_MAGIC = 0, 13, 0x3C85F7CE  # torch's TCPStoreBackend.hpp
@@ -31,8 +31,16 @@ Message = dict[str, Any]
 
 
 class WireError(Exception):
-    """`trouble`: "unresolved", "noroute", "unreachable", "refused", "timeout" (nothing comes back),
-    "silent" (connected, but no word), "foreign" (not our language), "broken" (closed by the other)."""
+    """The other side cannot be reached, or does not answer as a preflight does.
+
+    `trouble`: a word of a caller, or one of
+
+    - "unresolved", "noroute", "unreachable", "refused"
+    - "timeout": nothing comes back
+    - "silent": connected, but no message
+    - "foreign": a message in another form
+    - "broken": the other side has closed the connection
+    """
 
     def __init__(self, trouble: str) -> None:
         super().__init__(trouble)
@@ -50,7 +58,7 @@ def encode(kind: str, **content: Any) -> bytes:
 class _Reader(asyncio.StreamReader):
     """A reader that still returns the data that came before the connection broke.
 
-    asyncio's own reader drops that data. It may hold a verdict, if this process was busy and the other has hung up.
+    asyncio's own reader drops that data. It may hold a verdict, if this process was busy and the head has hung up.
     """
 
     broken = False
@@ -74,7 +82,7 @@ class Conn:
         self.write(encode(kind, **content))
 
     def write(self, data: bytes) -> None:
-        """Queue bytes. Hang up on a peer that takes nothing for a long time, to bound the memory."""
+        """Queue bytes. Hang up if the peer has left too many queued, to bound the memory."""
         if self._writer.transport.get_write_buffer_size() > 8 * LINE:
             self.abort()
         if not self._writer.is_closing():
@@ -116,12 +124,12 @@ class Conn:
         return data
 
     def close(self) -> None:
-        """What was queued is still sent, as long as the loop runs."""
+        """Close after the queued data has been sent, for which the event loop has to go on running."""
         self._closed.set()
         self._writer.close()
 
     def abort(self) -> None:
-        """Close at once, whatever was queued."""
+        """Close at once, and drop the queued data."""
         self._closed.set()
         self._writer.transport.abort()
 
@@ -142,7 +150,7 @@ async def dial(
             sock.bind((source, 0))
         loop = asyncio.get_running_loop()
         await within(loop.sock_connect(sock, (address, port)), timeout_s)
-        # On one machine a port of the system's own range can end up connected to itself.
+        # On one machine, a socket can connect to itself if the system chooses the target port as its own.
         if sock.getsockname() == sock.getpeername():
             raise WireError("refused")
         reader = _Reader(LINE)
@@ -191,7 +199,7 @@ class Listener:
     """Listening sockets, and a task for each connection that comes in."""
 
     def __init__(self, answer: Callable[[Conn], Awaitable[None]], max_connections: int) -> None:
-        """`answer`: has the whole conversation. `max_connections`: at a time; further ones are closed at once."""
+        """`answer`: has the whole conversation. `max_connections`: open at a time; a further one is closed at once."""
         self._answer, self._max_connections = answer, max_connections
         self._servers: list[asyncio.Server] = []
         self._conns: dict[Conn, asyncio.Task[None]] = {}
@@ -249,7 +257,7 @@ async def resolve(name: str, timeout_s: float = 3.0) -> str:
 
 
 def is_own(address: str) -> bool:
-    """True if a numeric address is one of this host."""
+    """True if a numeric address is one of this host's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.bind((address, 0))
