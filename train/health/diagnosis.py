@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from train.health.heartbeats import Beat, ReceivedBeat
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
-# A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
+# A heartbeat may be late because of a loaded machine, a long call into native code, or two reads on its way.
 SILENT_S = 6.0
-# A step may take this many times its usual time, and at least so many seconds.
+# A step may take _LONGER times its usual time, and STANDING_S seconds in any case.
 _LONGER = 10.0
 STANDING_S = 10.0
 # The phases before and after the steps (a download, an evaluation) may take longer.
@@ -26,7 +26,7 @@ GOES_ON, WAITS, STANDS, SILENT, STOPPED, GONE, ENDED, UNKNOWN, TO_COME = (
 )  # fmt: skip
 _LOST_CONDITIONS = (SILENT, STOPPED, GONE, ENDED)
 _STATES = {"T": STOPPED, "t": STOPPED, "Z": GONE, "X": GONE, "": GONE}
-# Within a step, from the first phase to the last.
+# The phases of a step, from the first to the last.
 _ORDER = (DATA, FORWARD, SCRIPT, BACKWARD, EXCHANGE)
 _MAX_NAMED = 4
 _HOST_LOST = "the host or its network is gone, or it is frozen there"
@@ -71,7 +71,7 @@ def examine(
 
     `states`: the states of the processes of ranks on this machine. `cut_off`: True if this host hears nothing of the
     others any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
-    `host_of_rank`: for ranks without a heartbeat.
+    `host_of_rank`: the host of each rank, to name it for ranks without a heartbeat.
     """
     if not received:
         return Diagnosis((), (), False)
@@ -128,7 +128,7 @@ def _makes_no_progress(beat: Beat) -> bool:
 
 
 def _waiting_at_once(member: RankState) -> RankState:
-    """For a rank that is lost or stands the others wait from the first second on."""
+    """Return `member` as waiting however short its wait is, because the rank for which it waits is known."""
     beat = member.beat
     waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
     return replace(member, condition=WAITS) if waits else member
@@ -166,7 +166,7 @@ def _describe_lost(
 def _silent_hosts(
     culprits: Sequence[RankState], members: Sequence[RankState]
 ) -> list[list[RankState]]:
-    """The hosts elsewhere all of whose ranks, several, are silent: they have one cause."""
+    """The ranks of each other host on which all ranks are silent, if it has several: their silence has one cause."""
     blamed = set(_numbers(culprits))
     of_host: dict[str, list[RankState]] = {}
     for member in members:

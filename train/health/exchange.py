@@ -1,6 +1,6 @@
 """The heartbeats of all hosts, through the TCPStore in which the processes met.
 
-Owns its own connection and the thread that uses it, so that a store that does not answer blocks nothing else.
+Owns a connection of its own and the thread that uses it, so that a store that does not answer blocks nothing else.
 
 Every rank writes its heartbeat to the TCPStore, and one process of each host reads all of them. If that is too much
 traffic for one store, only rank 0 reads. The traffic then grows with the ranks, and not with ranks times hosts.
@@ -33,7 +33,7 @@ _TICK_S = 0.3
 
 
 class Exchange:
-    """The heartbeats of all hosts that one process of this host has read from the store. `reads`: True if it may read."""
+    """The heartbeats of all ranks that this process has read from the store. `reads`: True if this process may read."""
 
     def __init__(self, store: Store, own_beat: Beat) -> None:
         self._store, self._own_beat = store, own_beat
@@ -45,18 +45,18 @@ class Exchange:
         moved = 2 * size * _BEAT_BYTES if is_large else everything
         self.read_interval_s = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
         self._unsent_beat: Beat | None = None
-        # By rank, with the time since when that is its newest heartbeat, by the clock of this process.
+        # The newest heartbeat of each rank, with the time at which it came, by the clock of this process.
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
         self._refreshing, self._closed = False, False
 
     def start(self) -> None:
-        """Begin to write and, in the first process of a host, to read."""
+        """Begin to write. If this is the first process of its host and may read, begin to read, too."""
         threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
 
     def send(self, beat: Beat) -> None:
-        """Have this heartbeat put into the store; never waits."""
+        """Have the thread put this heartbeat into the store; do not wait for that."""
         with self._wake:
             self._unsent_beat = beat
             self._wake.notify_all()
@@ -79,7 +79,7 @@ class Exchange:
         )
 
     def refresh(self, timeout_s: float) -> None:
-        """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
+        """Read once a second for `timeout_s` seconds. A rank whose heartbeat does not change meanwhile is silent."""
         with self._wake:
             self._refreshing = True
             self._wake.wait_for(lambda: self._closed, timeout_s)
@@ -108,7 +108,7 @@ class Exchange:
                     read_at = time.monotonic()
                     self._read_beats()
         except RuntimeError:
-            return  # the store is gone; how long it has been silent is known
+            return  # the store is gone; `unanswered_s` of the host's view grows from now on
 
     def _put_beat(self, beat: Beat) -> None:
         self._store.set(self._key(beat.rank), json.dumps(asdict(beat)))
@@ -116,7 +116,7 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _read_beats(self) -> None:
-        # A store that is asked for what nobody has put there yet waits.
+        # The store would wait for a key that no rank has set yet, so ask first which keys are there.
         ranks = range(self._own_beat.world_size)
         present = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
         texts: list[Any] = self._store.multi_get([self._key(r) for r in present]) if present else []
@@ -127,9 +127,9 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _record_beat(self, rank: int, beat: Beat) -> None:
-        """A heartbeat's age counts from when it first came here, so that no two clocks are compared.
+        """Keep a rank's newest heartbeat. Its age counts from its arrival here, so that no two clocks are compared.
 
-        For the first one of a rank that is not known: its age is by the sender's clock.
+        The first heartbeat of a rank may have been in the store for long, so its age is by the sender's clock.
         """
         with self._wake:
             previous, now = self._beats.get(rank), time.monotonic()

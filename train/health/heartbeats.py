@@ -1,6 +1,6 @@
 """The heartbeats of a run and their files in `<checkpoint dir>/heartbeats/`.
 
-A rank writes `rank-00003.json`. A host writes `seen-by-HOST.json`, the heartbeats of other hosts that it has received.
+A rank writes `rank-00003.json`. A host writes `seen-by-HOST.json`, the heartbeats that it has read from the TCPStore.
 The process that explains a hang for its host leaves the empty file `explained-HOST-WORLD`.
 """
 
@@ -34,14 +34,14 @@ _Value = TypeVar("_Value")
 class Beat:
     """One rank, as it was at its last heartbeat.
 
-    `world`: the name of the processes that have met, "" before that. `machine`: the boot, processes and network that
-    the process sees. `started`: the process's start time, which tells its pid from a reused one.
-    `born`, `time`: wall clock of its start and of this heartbeat, in seconds. `monotonic`: the machine's own clock.
-    `every`: seconds between heartbeats.
+    `world`: the name of the processes that have met, "" before that. `machine`: the machine's boot, and the pid and
+    network namespaces of the process. `started`: the process's start time, which tells its pid from a reused one.
+    `born`, `time`: wall clock at the start of the process and at this heartbeat, in seconds. `monotonic`: the machine's
+    monotonic clock at this heartbeat. `every`: seconds between heartbeats.
     `step`: complete steps, -1 if unknown. `in_step`, `in_phase`: seconds since the step and the phase changed.
     `usual`: seconds that a step usually takes, 0.0 if unknown.
     `ended`: why this process is about to end, "" if it goes on. `waited`: True if it ends because it lost another
-    process, or timed out waiting for it.
+    process, or timed out waiting for another one.
     """
 
     rank: int
@@ -83,8 +83,8 @@ class ReceivedBeat:
 @dataclass(frozen=True)
 class HostView:
     """The heartbeats that one host has received. `at`, `monotonic`: the time of writing, by that host's clocks.
-    `every`: seconds between its reads. `unanswered_s`: seconds since the TCPStore last answered it. `partial`: True if
-    the host does not read the TCPStore, because the job is large."""
+    `every`: seconds between its reads. `unanswered_s`: seconds since the TCPStore last answered the host. `partial`:
+    True if the host does not read the TCPStore, because the job is large."""
 
     host: str
     machine: str
@@ -201,8 +201,8 @@ def files(directory: Path) -> list[Path]:
 def newest_world(received: Iterable[ReceivedBeat]) -> list[ReceivedBeat]:
     """Return the newest heartbeat of each rank in the world that started last.
 
-    Heartbeats of an earlier world do not count. A process that has not met the others yet belongs to this world if it
-    started at about the same time.
+    Heartbeats of an earlier world do not count. A process that has not met the others yet belongs to this world, unless
+    it started more than 30 s before the world's first process.
     """
     candidates = list(received)
     if not candidates:
@@ -211,8 +211,9 @@ def newest_world(received: Iterable[ReceivedBeat]) -> list[ReceivedBeat]:
     members = [each for each in candidates if each.beat.world == world]
     oldest = min(each.beat.born for each in members) - _SAME_AGE_S
     members += [each for each in candidates if not each.beat.world and each.beat.born >= oldest]
-    # For each rank, the last entry wins: the process that has met the others, then its later heartbeat. If two hosts
-    # received the same heartbeat, the longer silence is right, because that host received it first.
+    # For each rank, the last entry wins. A process that has met the others comes after one that has not, then a later
+    # heartbeat after an earlier one. If two hosts received the same heartbeat, the longer silence is right, because
+    # that host received it first.
     members.sort(key=lambda each: (each.beat.world == world, each.beat.monotonic, each.age))
     newest = {each.beat.rank: each for each in members}
     return [newest[rank] for rank in sorted(newest)]
@@ -222,7 +223,7 @@ def gather(directory: Path) -> tuple[list[ReceivedBeat], HostView | None]:
     """Return the newest heartbeat of every rank of the newest world, and the view of this machine.
 
     Clocks of two machines are compared only if there is no other measure: if the caller's machine takes no part in the
-    job, or the job is large.
+    job or is cut off from its store, or if the job is large.
     """
     this_machine, now, wall = machine(), time.monotonic(), time.time()
     beats, host_views = read_beats(directory), read_host_views(directory)

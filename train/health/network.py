@@ -27,10 +27,11 @@ _Result = TypeVar("_Result")
 def check_connections(
     hosts: Mapping[str, str], head: str = "", interface: str = "", address: str = ""
 ) -> list[Answer]:
-    """The state of the own interface, of each host, and of the TCPStore.
+    """Check this host's own interface, each of the other hosts, and the TCPStore.
 
-    `hosts`: addresses by name; only the first 16 are asked. `head`: `HOST:PORT` of the TCPStore. `interface`, `address`:
-    the interface and address by which this host takes part. Takes about two seconds, or three if a name server hangs.
+    `hosts`: addresses by name; only the first 16 are tried. `head`: `HOST:PORT` of the TCPStore. `interface`,
+    `address`: the interface and address by which this host takes part. Takes at most about two seconds, or three if a
+    name server hangs.
     """
     store, _, number = head.rpartition(":")
     port = int(number) if number.isdecimal() and 0 < int(number) < 65536 else 0
@@ -59,7 +60,7 @@ def _check_own_interface(interface: str, address: str) -> Answer:
 
 
 def _check_host(name: str, address: str, port: int) -> Answer:
-    """Test if the host answers at all, by taking or refusing a connection."""
+    """Test if the host answers at all: it may take or refuse a connection."""
     answers = _at_once(
         [partial(_connect, address, target_port) for target_port in (_SSH, port) if target_port]
     )
@@ -103,7 +104,7 @@ def _connect(address: str, port: int) -> str:
 
 
 def _at_once(tests: Sequence[Callable[[], _Result]]) -> list[_Result]:
-    """The answers of the tests, in their order. A test that is not done in time (a name server) has no answer."""
+    """The answers of the tests, in their order. A test that a name server holds up for too long has no answer."""
     answers: dict[int, _Result] = {}
 
     def run(number: int) -> None:

@@ -1,7 +1,7 @@
 """The present phase of this process. The thread that trains sets it; the thread that sends heartbeats reads it.
 
-Owns the names of the phases, and the stages of a start that they end. A phase within a step is one assignment to
-NOW.name, which takes no lock, no file and no clock.
+Owns the names of the phases, and the stages of a start. A new phase within a step is one assignment to NOW.name, which
+takes no lock, no file and no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSH
 EVALUATION, RECORDS = "evaluation", "records"
 
 LAUNCHER, PROCESS, FIRST_STEP = "launcher", "process", "first step"
-# The stages of a start between the beginning of its process and its first step, each with the phase that ends it.
+# The stages of a start between the beginning of its process and its first step. Each stage ends when its phase ends.
 STAGES = {
     "torch import": "importing torch",
     "rendezvous": "joining",
@@ -48,7 +48,7 @@ NOW = Phase()
 
 @contextmanager
 def doing(name: str) -> Iterator[None]:
-    """Set the phase within the block, and restore the one before after it. After an error the phase stays."""
+    """Set the phase for the block, and restore the earlier phase after it. After an error the new phase stays."""
     before, NOW.name = NOW.name, name
     yield
     NOW.name, NOW.ended[name] = before, time.monotonic()

@@ -39,7 +39,7 @@ _LAST_WRITE_S = 2.0
 NEWS_S = 3.0
 # If the thread, which beats once a second, did nothing for this long, its process was frozen or its host asleep.
 _STOOD_S = 10.0
-# For this long after a standstill, the silence of the others most likely comes from it.
+# For this long after a standstill, the standstill is the most likely reason for the silence of the others.
 _STOOD_LATELY_S = 60.0
 # If torch ends the process itself (NCCL's watchdog), the last lines come at this part of the timeout.
 _SPEAK_AT = 0.9
@@ -52,7 +52,7 @@ class Steps(Protocol):
 
 
 class Reporter:
-    """Sends heartbeats from `start` to the process' end, or to `stop`, which removes its files."""
+    """Sends heartbeats from `start` to the process' end, or to `stop`, which removes the heartbeat files."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Reporter:
         interval_s: float = EVERY_S,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`env`: torchrun's variables. `host`: the others' name for this host, if it differs from its own. `may_write`:
-        returns true while the directory is still this job's."""
+        """`env`: torchrun's variables. `host`: the name that the other hosts have for this one; by default its own.
+        `may_write`: returns true while the directory is still this job's."""
         self._directory, self._may_write = directory, may_write
         self._size = int(env.get("WORLD_SIZE", "1"))
         self._interval_s = max(interval_s, self._size / _BEATS_A_SECOND)
@@ -98,7 +98,7 @@ class Reporter:
         self._thread.start()
 
     def meet(self, world: str, store: Store | None) -> None:
-        """Note that the processes have met, and are called `world`. `store`: a separate connection to the store in
+        """Note that the processes have met, and are called `world`. `store`: a separate connection to the store through
         which they met, if there are several hosts."""
         with self._change:
             self.beat = replace(self.beat, world=world)
@@ -133,12 +133,12 @@ class Reporter:
             heartbeats.clear(self._directory, keep_ranks_below=self._size)
         with contextlib.suppress(OSError):
             heartbeats.rank_file(self._directory, self.beat.rank).unlink()
-        with contextlib.suppress(OSError):  # the last one of this directory
+        with contextlib.suppress(OSError):  # only the last process finds it empty
             (self._directory / heartbeats.NAME).rmdir()
 
     def fail(self, error: BaseException, peer_failed: bool) -> None:
-        """Publish that the process is about to end by this error. `peer_failed`: it lost another process, or timed out
-        waiting for it."""
+        """Publish that this process is about to end by this error. `peer_failed`: the error is that this process lost
+        another one, or timed out waiting for another one."""
         self._standstill.check(_now())  # the thread may not have looked yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -164,7 +164,7 @@ class Reporter:
         """
         if not self.beat.world or self._size == 1 or not self._may_write():
             return []
-        with contextlib.suppress(OSError):  # an answer twice is better than none
+        with contextlib.suppress(OSError):  # two explanations are better than none
             if not heartbeats.is_first(self._directory, self.beat.host, self.beat.world):
                 return []
         if stood_s := self._standstill.recent_s(_now()):
@@ -202,7 +202,7 @@ class Reporter:
         self._filed_at = time.monotonic()
         if not self._may_write():
             return
-        with contextlib.suppress(OSError):  # full, read-only, gone: no reason to say so
+        with contextlib.suppress(OSError):  # a full or missing disk costs only heartbeats
             (self._directory / heartbeats.NAME).mkdir(exist_ok=True)
             heartbeats.write_beat(self._directory, replace(beat, every=self._file_interval_s))
             if self._exchange is not None and beat.local_rank == 0:
@@ -233,14 +233,14 @@ class Reporter:
                 answers = ["every host asked answers"]
             return [*diagnosis.sentences, *(f"the network now: {says}" for says in answers)]
         ends = {p.condition for p in diagnosis.members if p.rank in diagnosis.blamed}
-        # If only ended ranks are blamed, say nothing: they have said themselves why they ended.
+        # If only ended ranks are blamed, say nothing: each has printed itself why it ended.
         return [] if ends <= {ENDED} else list(diagnosis.sentences)
 
 
 class Standstill:
     """Measures how long this process did not run, by waits of `interval_s` seconds that took longer.
 
-    It measures only such waits, because a file server may hold up a thread that writes while the process runs.
+    It measures only waits. A write may take long although the process runs, because a file server holds it up.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -282,7 +282,7 @@ class StepClock:
         self._usual, self._warm = 0.0, False
 
     def update(self, beat: Beat, position: Position, step: int) -> Beat:
-        """The next heartbeat."""
+        """Return the next heartbeat: `beat` with this position and step, and the times of now."""
         now = time.monotonic()
         if step != self._step:
             # Leave out the first step, because it compiles, connects and warms up.

@@ -23,7 +23,7 @@ from typing import Optional
 
 from train.health.phase import BACKWARD, NOW
 
-# A thread that computes uses its processor; one that waits in gloo does not.
+# A thread that uses less than this share of a processor does not compute: it waits, for example in gloo.
 _IDLE = 0.05
 
 # File, line, function, and its first line. The line is None for a jump without a line, such as the end of a loop.
@@ -36,7 +36,7 @@ _TRAIN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGES = re.compile(r".*/(site|dist)-packages/")
 _LINES = 6
 _RUNTIME, _LIBRARY, _USER, _HOOK = "ours", "library", "user", "hook"
-# Our frames around a user's own script are not worth showing.
+# The built-in workloads stand for the user's code. Our frames around a user's own script are not worth showing.
 _KIND_OF_PACKAGE = {"workloads": _USER, "script": _HOOK}
 
 
@@ -80,8 +80,8 @@ def position(frames: Sequence[Frame], busy: float = -1.0) -> Position:
     stack = [*lines[:1], *(line for line in shown if line is not lines[0])][: _LINES + 1]
     where = next((text for _, text in shown or lines), "")
     innermost = next((kind for kind, _ in lines if kind != _LIBRARY), "")
-    # A thread inside torch's collectives waits. In a backward pass the Python frames do not tell computing from waiting
-    # for a reduction, but the processor time does.
+    # A thread inside torch's collectives waits. In a backward pass, a thread that computes and one that waits for a
+    # reduction have the same Python frames, and only the processor time distinguishes them.
     waits = NOW.waits > 0 or any(path.endswith(_COLLECTIVES) for path, *_ in frames[:_LINES])
     waits = waits or (NOW.name == BACKWARD and 0.0 <= busy < _IDLE and innermost != _USER)
     return Position(NOW.name, where, tuple(text for _, text in stack), waits, round(busy, 3))

@@ -1,7 +1,7 @@
 """A checkpoint directory's heartbeats, as they look from this host now.
 
 Joins the heartbeat files, the heartbeats that this process has received, and the states of this machine's processes.
-Reads the hosts from the last preflight's file. diagnosis.py judges.
+Reads the hosts of the ranks from preflight.json. diagnosis.py judges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 64 << 20
 def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
     """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
 
-    `host_view`: what this process has received itself, where that is newer than what is on file.
+    `host_view`: the heartbeats that this process itself has received, which may be newer than the files.
     """
     received, on_file = heartbeats.gather(directory)
     if host_view is not None:
@@ -43,7 +43,7 @@ def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
 def addresses(
     diagnosis: Diagnosis, own_host: str, check: Preflight | None = None
 ) -> dict[str, str]:
-    """The addresses of the other hosts by name, those of the blamed first."""
+    """The addresses of the other hosts by name, the hosts of the blamed ranks first."""
     beats = [p.beat for p in diagnosis.members if p.beat is not None]
     blamed = set(diagnosis.blamed)
     beats.sort(key=lambda beat: beat.rank not in blamed)
@@ -104,7 +104,7 @@ class Preflight:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By host."""
+        """The address of each host, by name."""
         return {each.host: each.address for each in self.hosts}
 
 
