@@ -14,13 +14,13 @@ from typing import TextIO
 
 from train.base.scheduler import VARIABLE
 
-# The names of the job's secrets.
+# The variable with the names of the job's secrets, separated by commas.
 SECRETS = "DDPGEN_SECRETS"
 _SHORTEST_SECRET = 6  # characters; a shorter one also occurs within other words
 
 
 def say(message: str, rank: int | None = None) -> None:
-    """Print one line on standard error. `rank`: named at its start, if it matters which rank prints the line."""
+    """Print a message on standard error. `rank`: printed before the message, if it matters which rank prints it."""
     _end_live_line()
     rank_of = "" if rank is None else f" rank {rank}"
     # An exception's text may contain colours or cursor movements: escape them.
@@ -43,7 +43,7 @@ def plain(text: str, max_characters: int = 2000) -> str:
 
 
 def say_restart(suffix: str = "") -> None:
-    """Print why torchrun has restarted the training; print nothing in the first start. `suffix`: added to the line."""
+    """If torchrun has restarted the training, print that. `suffix`: the end of the line."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if count != "0":
         max_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse, click and many others end with it
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the directory is taken, or torch is missing
-EXIT_CHANGED = 76  # ended to meet again as another world: torchrun's agents restart the workers
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the job cannot start here
+EXIT_CHANGED = 76  # the workers end to meet again as another world: torchrun's agents restart them
 EXIT_READER_LEFT = 141  # as a shell reports SIGPIPE: 128 + 13
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to resume
 
-# The two things that an exception may say of another process: it is gone, or it is late.
+# An exception may mean that another process is gone, or that it is late.
 GONE, LATE = "gone", "late"
-# The words for them in a status. The driver of several hosts looks for these words (ddpgen/driver/ends.py).
+# The words of a status for GONE and LATE. The driver of several hosts looks for them (ddpgen/driver/ends.py).
 LOSS = {GONE: "lost a peer", LATE: "timed out waiting for a peer"}
 # gloo raises a RuntimeError for everything. These are parts of its messages in torch 2.4.0, 2.13.0 and 2.15.0.
 _GLOO = {

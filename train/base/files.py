@@ -51,7 +51,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def sha256_of(file: BinaryIO) -> str:
-    """The hash of all that is left to read of a file, of any size. Raises OSError."""
+    """Return the hash of the rest of an open file, however large it is. Raises OSError."""
     digest = hashlib.sha256()
     while part := file.read(_PART_BYTES):
         digest.update(part)

@@ -1,8 +1,8 @@
 """This host's network interfaces, and the one by which it reaches another host.
 
-Owns the interfaces and addresses of this host, the resolution of names, the choice of the interface
-to pin, and the check that a port is free here. Uses only the standard library, because it runs before torch is
-imported. Knows nothing of ranks or checkpoints.
+Owns the interfaces and addresses of this host, the resolution of names, the choice of the interface to pin, and the
+check that a port is free here. Uses only the standard library, because it runs before torch is imported. Knows nothing
+of ranks or checkpoints.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def check_usable(nic: Interface, candidates: list[Interface]) -> None:
 
 
 def _name_another(rejected: Interface, candidates: list[Interface]) -> str:
-    """Return the remedy: which interface to name in the spec instead."""
+    """Return the remedy: name another interface in the spec, or none."""
     usable = [
         i for i in candidates if i.carrier and i.addresses and not is_loopback(i.addresses[0])
     ]
@@ -167,7 +167,7 @@ def interface_with(address: str, candidates: list[Interface]) -> Interface | Non
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `address` is a loopback address, which means each host itself. False for a name."""
+    """Return True if `address` is a loopback address, by which each host means itself. Return False for a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

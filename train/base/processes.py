@@ -1,7 +1,7 @@
-"""Processes of this machine: their identity and the machine's, their state, and their end with a parent.
+"""Processes of this machine: the identity of the machine and of a process, the state of a process, and its end.
 
-Owns the reading of /proc. Without /proc (macOS), a signal 0 shows whether a process lives. Knows nothing of the purpose
-of the processes, and nothing of torch.
+Reads /proc. Without /proc (macOS), a signal 0 shows if a process lives. Knows nothing of the purpose of the
+processes, and nothing of torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def process_state(pid: int, started: int) -> str:
 
 
 def state_in(stat: bytes, started: int) -> str:
-    """Return the same from the content of /proc/PID/stat."""
+    """Like process_state(), but from `stat`, the content of /proc/PID/stat."""
     fields = stat.rpartition(b")")[2].split()
     if started and int(fields[19]) != started:
         return ""  # the process is gone, and another one has its pid
@@ -81,7 +81,7 @@ def age(pid: int) -> float | None:
 def die_with_parent(signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies (prctl(2), Linux only).
 
-    Elsewhere (macOS) it does nothing: there, if a launcher is killed, only the collective timeout ends its workers.
+    Does nothing on another system (macOS). If a launcher is killed there, only the collective timeout ends its workers.
     """
     if not sys.platform.startswith("linux"):
         return

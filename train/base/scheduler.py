@@ -1,8 +1,8 @@
 """The scheduler's job and the number of its start, from the variable DDPGEN_SCHEDULER of the launch script.
 
-Owns the form `slurm 4711 0` (the scheduler, the job's id, how often it was started before). Owns the rule by which a
-later start replaces an earlier one, and the words for it. It asks no scheduler and looks at no process: a scheduler
-that starts a job again has given up the earlier start, even if that still runs.
+Owns the form `slurm 4711 0` (the scheduler, the job's id, how often it was started before). Owns the rule that a later
+start replaces an earlier one, and the job's name and commands for messages. Asks no scheduler and looks at no process:
+a scheduler that starts a job again has given up the earlier start, even if that start still runs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Scheduled:
 
     @classmethod
     def parse(cls, text: object) -> Scheduled | None:
-        """Parse the variable's text. Returns None if it is empty or has another form: no scheduler started the job."""
+        """Parse the variable's text. Return None if it is empty or has another form: there is no scheduler."""
         match = _FORM.fullmatch(text) if isinstance(text, str) else None
         return cls(match[1], match[2], int(match[3])) if match else None
 
     def is_same_job(self, other: Scheduled | None) -> bool:
-        """Return whether both are starts of one job."""
+        """Return True if both are starts of one job."""
         return other is not None and (self.scheduler, self.job) == (other.scheduler, other.job)
 
     def is_replaced_by(self, other: Scheduled | None) -> bool:
-        """Return whether `other` is a later start of the same job."""
+        """Return True if `other` is a later start of the same job."""
         return other is not None and self.is_same_job(other) and other.restarts > self.restarts
 
     @property

@@ -18,7 +18,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def load(content: str | bytes) -> Any:
-    """The value in this JSON, which may come from a stranger. Raises ValueError if it is invalid."""
+    """Return the value in this JSON, which any program may have written. Raises ValueError if it is invalid."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -26,7 +26,7 @@ def load(content: str | bytes) -> Any:
 
 
 def read(kind: type[T], path: Path, max_bytes: int = MAX_BYTES) -> T | None:
-    """The `kind` in this file of at most `max_bytes` bytes; None if the file cannot be read or holds anything else."""
+    """Read a value of type `kind` from a file of at most `max_bytes` bytes; return None for any other file."""
     try:
         return parse(kind, read_file(path, max_bytes))
     except OSError:
@@ -34,7 +34,7 @@ def read(kind: type[T], path: Path, max_bytes: int = MAX_BYTES) -> T | None:
 
 
 def parse(kind: type[T], content: str | bytes) -> T | None:
-    """The `kind` in this JSON; None if it holds anything else."""
+    """Return the value of type `kind` in this JSON; None if the JSON holds anything else."""
     try:
         return convert(kind, load(content))
     except ValueError:
@@ -42,7 +42,7 @@ def parse(kind: type[T], content: str | bytes) -> T | None:
 
 
 def convert(kind: type[T], value: Any) -> T | None:
-    """`value`, from JSON, as a `kind`; None if it does not fit. Ignores names that no field has."""
+    """Convert `value`, from JSON, to the type `kind`; None if it does not fit. Ignores names that no field has."""
     try:
         converted: T = _converted(kind, value)
     except (ValueError, TypeError, OverflowError):
@@ -51,7 +51,7 @@ def convert(kind: type[T], value: Any) -> T | None:
 
 
 def _converted(kind: Any, value: Any) -> Any:
-    """Return `value` as a `kind`. Raises ValueError, TypeError (a missing field) or OverflowError otherwise."""
+    """Convert `value` to the type `kind`. Raises ValueError, TypeError (a missing field) or OverflowError."""
     if kind is Any or type(value) is kind:
         return value
     origin, arguments = get_origin(kind), get_args(kind)
