@@ -1,6 +1,6 @@
 """Bad nodes: the nodes that have ended two starts of a job by their own fault. The next start leaves them out.
 
-Owns the judgement whose fault the end of a start was, and the file `bad-nodes`. Asks nobody, and starts nothing.
+Owns the file `bad-nodes`, and the judgement if the end of a start was a node's own fault. Runs no command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from train.base.files import read_file, replace_file
 from train.preflight.finding import CODES
 
 FILE = "bad-nodes"
-# A single fault may be chance. ddpgen/driver/bad_nodes.py reads the file with the same number.
+# So many faults make a node bad, because a single one may be chance. ddpgen/driver/bad_nodes.py has the same number.
 STARTS = 2
 HEADER = (
     "# A node with two lines is left out of the next start. Remove a line to give the node back.\n"
@@ -24,7 +24,7 @@ HEADER = (
 # These findings are the fault of the one node that has them, because its peers pass the same check of the same job. A
 # full disk is the node's own if its peers find room.
 _OWN = frozenset(["GPU001", "GPU004", "GPU005", "GPU006", "DIR003"])
-# These are the fault of the node even if it has no peers: no setting of a job makes nvidia-smi fail.
+# This finding is the fault of the node even if it has no peers: no setting of a job makes nvidia-smi fail.
 _OWN_WITHOUT_PEERS = frozenset(["GPU006"])
 _REFUSED = re.compile(r"preflight: ([^;]+); nothing was started")
 _FINDING = re.compile(r"([A-Z]+\d{3}) on ([^\s,]+)")
@@ -80,7 +80,7 @@ def read(path: Path) -> list[Fault]:
 
 
 def note(path: Path, fault: Fault) -> None:
-    """Add a line about `fault` to the file. A failed write is no reason to fail."""
+    """Add a line about `fault` to the file. Ignore a failed write: the job can go on without it."""
     when = fault.when or time.strftime("%Y-%m-%dT%H:%M:%S")
     line = " ".join(f"{fault.node} {when} {fault.why}".split())
     with contextlib.suppress(OSError):

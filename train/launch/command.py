@@ -1,6 +1,6 @@
 """`python -m train supervise TIER …`: choose the tier, read its options and run its supervisor.
 
-Owns the form of the options and the signals that become events.
+Owns the table of the tiers, and the choice of the signals that become events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from train.launch.events import Events, Signal
 
-# The name of a signal that the artefact's shell has noticed before it became this process.
+# The variable with the name of a signal that the artefact's shell has noticed before it became this process.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Slurm sends USR1, or the USR2 of a user's SBATCH_SIGNAL, before a time limit. The batch script ignores both while it
@@ -59,7 +59,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     name = command.options[0]
-    # The other tiers' imports would take longer than all the rest of a start.
+    # Import this tier only: the imports of the other tiers would take longer than all the rest of a start.
     module, adapter = _TIERS.get(name, _TIERS["local"])
     tier: Any = getattr(importlib.import_module(f"train.launch.{module}"), adapter)
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
@@ -70,7 +70,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
 
     def train(command: words.Command) -> int:
         options = parser.parse_args(command.options)
-        if name == "slurm":  # on the first node: it starts slurm-node on each
+        if name == "slurm":  # runs on the first node, and starts slurm-node on every node
             return int(tier(options, command, events).run())
         return Supervisor(tier(options, command), options, command, events).run()
 

@@ -104,7 +104,7 @@ def judge(end: End) -> Outcome:
     if status is None:
         return Outcome(TAKEN, "the status is not of this attempt: another job has taken over")
     if end.killed:
-        # A driver kills this host after a crash or loss of another, which this host may have noted as its own crash.
+        # A driver kills this host if another one crashed or was lost. This host may have noted that as its own crash.
         noted = f"; the last crash: {status.reason}" if status.reason else ""
         return Outcome(KILLED, "killed", f"killed, as it was asked to{noted}")
     why = _crash(end.code, status)

@@ -1,6 +1,6 @@
 """Take the checkpoint directory for an attempt.
 
-Owns the supervisor's message when it cannot take it.
+Owns the message if the supervisor cannot take it. Also reads the record of the saves of a user's script.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
         check_not_replaced(whole, scheduler)
         attempt = claim(held, job, os.getpid(), scheduler=scheduler)
         if Scheduled.parse(scheduler) is None:
-            # Under a scheduler, the head has removed it before anybody could ask this start to stop.
+            # Under a scheduler, this start has removed an old stop file earlier, before anybody could make a new one.
             (whole / "stop").unlink(missing_ok=True)
         write_status(held, Status("running", attempt, max(steps_on_disk(whole), default=0)))
     except HeldByLiveJobError as error:

@@ -82,9 +82,8 @@ def _of_list(options: argparse.Namespace) -> Path:
     environment = options.place.expanduser().absolute()
     content = "".join(f"{line}\n" for line in _lines(options.requirements))
     with contextlib.suppress(FileNotFoundError):
-        if (environment / _LISTED).read_text(
-            "utf-8"
-        ) != content:  # a file that it reads has changed
+        # If the requirements, or a file that they read, have changed, make the environment again.
+        if (environment / _LISTED).read_text("utf-8") != content:
             (environment / INSTALLED).unlink()
     return _make_once(environment, content)
 
@@ -114,7 +113,8 @@ def _make_once(environment: Path, content: str, lock: Path | None = None) -> Pat
             say(f"installing into {environment}, or waiting for who does")
         with locked(Path(f"{environment}.lock")) as alone:  # machines may share their home
             if lock and not alone and not _is_whole(environment):
-                # Another machine may be making it. That looks like the half-made environment of a killed machine.
+                # Without a lock, an environment that another machine is making looks like one that a killed machine
+                # has left half made. So take another name.
                 environment = environment.with_name(f"{environment.name}-{socket.gethostname()}")
             if not _is_whole(environment):
                 _make(environment, content, lock)
@@ -130,7 +130,8 @@ def _is_whole(environment: Path) -> bool:
 
 
 def _make(environment: Path, content: str, lock: Path | None) -> None:
-    """Make it with uv if uv is installed and the packages have hashes, else with pip. Raises Refusal, OSError."""
+    """Make the environment with uv, if uv is installed and there is a lock with hashes, else with pip. Raises Refusal,
+    OSError."""
     if environment.exists():  # half made
         shutil.rmtree(environment)
     uv = shutil.which("uv") if lock else None
@@ -173,7 +174,7 @@ def _install_error(tool: str, content: str, lock: Path | None) -> str:
 
 
 def _fails(*command: str, directory: str | None = None) -> bool:
-    """Run a command; return True if it fails. It dies with this process, so that it never runs unnoticed."""
+    """Run a command; return True if it fails. The command dies with this process, so that it never runs unnoticed."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ class Local(Tier):
         return Membership(host_name=socket.gethostname(), procs=procs, world_size=procs)
 
     def prepare(self, member: Membership, address: str) -> None:
-        """Keep the output of a user's program, which is nowhere else. A workload's progress is in metrics.jsonl."""
+        """Keep the output of a user's program, which no other file has. A workload's progress is in metrics.jsonl."""
         if self._command.program[0] != "script":
             return
         try:
@@ -72,8 +72,8 @@ class KeptOutput:
         self._own = {fd: os.dup(fd) for fds in outputs for fd in fds}
         for fds in outputs:
             reading, writing = os.pipe()
-            # tee ignores the job's signals, because it ends with its input. The shell sets that: this process has
-            # several threads, so it may run no code between fork and exec.
+            # tee must ignore the job's signals, and end only with its input. A shell sets that up, because this process
+            # has several threads and so may run no code between fork and exec.
             words = ["sh", "-c", 'trap "" INT TERM HUP; exec tee -a "$1"', "sh", str(file)]
             tee = subprocess.Popen(words, stdin=reading, stdout=fds[0])
             self._tees.append(tee)
@@ -83,7 +83,7 @@ class KeptOutput:
             os.close(writing)
 
     def end(self) -> None:
-        """Print as before. All earlier output is on the terminal then, unless a process still prints."""
+        """Print directly again, without tee. Wait at most 2 s for each tee, until it has printed the earlier output."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for fd, own in self._own.items():

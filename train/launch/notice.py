@@ -1,8 +1,8 @@
 """Turn a cloud's notice that it takes this machine back into a stop file.
 
-Owns the watch over the clouds that are here. Also owns `python -m train notice`, for a hook that Kubernetes calls when
-the machine goes: it makes the stop file and waits until the job has ended. Knows no cloud's protocol, and does not know
-how the training uses the file. Imports no torch.
+Owns the watch for the notice of the cloud that this machine belongs to. Also owns `python -m train notice`, for a hook
+that Kubernetes calls when the machine goes: the command makes the stop file and waits until the job has ended. Knows no
+cloud's protocol, and does not know how the training uses the file. Imports no torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def watch(stop_file: Path, names: Sequence[str], period_s: float) -> None:
-    """Make `stop_file` as soon as one of these clouds gives notice; return then, or when none of them is here."""
+    """Make `stop_file` as soon as one of these clouds gives notice. Return then, or if this machine is in no cloud."""
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         cloud = clouds()[name](
@@ -51,7 +51,7 @@ def watch(stop_file: Path, names: Sequence[str], period_s: float) -> None:
     if not notice:
         say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
         return
-    # Make it one line, whatever the service has put into it.
+    # Make the reason one line, because the service may have sent several.
     reason = " ".join(f"{PREEMPTED}: {notice}".split())
     while not _request_stop(stop_file, reason):
         time.sleep(_RETRY_S)
@@ -80,7 +80,7 @@ def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
 
 
 def _is_there(cloud: Cloud) -> bool:
-    """Return True if the service is here. In doubt ask again, because one slow answer must not end the whole watch."""
+    """Return True if the cloud's service answers. In doubt ask again: one slow answer must not end the whole watch."""
     for _ in range(_TRIES):
         try:
             cloud.probe()
@@ -93,8 +93,8 @@ def _is_there(cloud: Cloud) -> bool:
 
 
 def _watch(cloud: Cloud, period_s: float, notices: queue.SimpleQueue[str]) -> None:
-    """Ask until there is a notice and put it into `notices`; put "" if the cloud is not here. Go on after any error: no
-    answer is no notice."""
+    """Ask until there is a notice and put it into `notices`; put "" if this machine is not in the cloud. Go on after
+    any error, because no answer is no notice."""
     if not _is_there(cloud):
         notices.put("")
         return
@@ -116,7 +116,7 @@ def _watch(cloud: Cloud, period_s: float, notices: queue.SimpleQueue[str]) -> No
 
 
 def _request_stop(stop_file: Path, reason: str) -> bool:
-    """Make the file with these words, unless there is one. Return True if there is one now."""
+    """Make the stop file with this reason, unless there is one. Return True if there is one now."""
     try:
         made = create_stop_file(stop_file, reason)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The options of the supervisor: those of every tier, and those that the user adds behind the script's name."""
+"""The supervisor's options that every tier has, and the arguments that the user adds behind the script's name."""
 
 from __future__ import annotations
 

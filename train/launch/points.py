@@ -25,7 +25,7 @@ from train.run.status import read_status
 FILE = "points.json"
 _TRAINING = "point.json"  # in the checkpoint directory of a point
 _SWEEP, _POINT = "--points", "--point="
-# The points that have failed so far, for the process that trains the next one.
+# The variable with the points that have failed so far, for the program that trains the next point.
 _FAILED = "DDPGEN_FAILED_POINTS"
 
 
@@ -46,7 +46,7 @@ class Training:
 
 
 def commands(command: Command, tier: str, bundle: Path) -> list[Command]:
-    """Return the command of each point that is meant: those of --point=NAME, or on `local` all of them.
+    """Return the command of each point that --point=NAME names; on `local` without --point, of all points.
 
     A job that is no sweep has one command, which is `command`. Raises Refusal.
     """
@@ -96,9 +96,9 @@ def is_done(checkpoint_dir: Path, training: Training) -> bool:
 def train(command: Command, tier: str, run: Callable[[Command], int]) -> int:
     """Train the point that --point names, or one point after the other on `local`; return the exit code.
 
-    The sweep goes on after a point that has failed. It ends with a point that was stopped, or could not begin. Each
-    further point is trained by a new program in this process, so that no point leaves anything to the next. `run`: run
-    the supervisor with the command of a point. Raises Refusal.
+    The sweep goes on after a point that has failed. It ends with a point that was stopped, or could not begin. This
+    process replaces its program for each further point, so that no point leaves anything to the next. `run`: runs the
+    supervisor with the command of a point. Raises Refusal.
     """
     points = commands(command, tier, Path.cwd())
     if tier != "local" or "--preflight" in command.options:
@@ -134,7 +134,7 @@ def _value(command: Command, option: str) -> str:
 
 
 def _become(whole: Command, points: Sequence[str]) -> None:
-    """Replace this process by one that trains these points."""
+    """Replace the program of this process by one that trains these points."""
     options = [o for o in whole.options if not o.startswith(_POINT)]
     sections = (*options, *points), whole.launcher, whole.program, whole.arguments
     words = [word for section in sections for word in ("--", *section)][1:]

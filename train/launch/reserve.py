@@ -1,10 +1,10 @@
 """Reserve a free port of this host for a launch, until the launch's own program listens there.
 
-Owns the search and the reservation. The reservation is a socket that is bound to the port and never listens, as long
-as the supervisor lives. Every search first binds a port without SO_REUSEADDR. The kernel refuses that while another
-socket, of any user, is bound to the port. PyTorch and the preflight set SO_REUSEADDR, so they may listen on the port
-of a socket that has it and does not listen. A lock file could not reserve a port, because many clusters give each
-job its own /tmp and because other users want the port as well. Knows no scheduler.
+Owns the search and the reservation. The reservation is a socket that is bound to the port as long as the supervisor
+lives, and never listens. Every search first binds a port without SO_REUSEADDR. The kernel refuses that while another
+socket, of any user, is bound to the port. Then the socket sets SO_REUSEADDR. PyTorch and the preflight set it as well,
+so they may listen on the same port. A lock file could not reserve a port, because many clusters give each job its own
+/tmp and because other users want the port as well. Knows no scheduler.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ def load(
     remedy: str,
     handed_on: bool = False,
 ) -> None:
-    """Put the secrets that are in files into `environment`, and check all. Raises Refusal, which names each missing one.
+    """Put the secrets that are in files into `environment`, and check that no secret is missing. Raises Refusal, which
+    names each missing one.
 
-    `remedy`: for one that is not in the environment; {name} is its name. `handed_on`: another process of this launch has
-    read the files already.
+    `remedy`: the remedy for a secret that is not in the environment; {name} is its name. `handed_on`: another process
+    of this launch has read the files already.
     """
     if secrets:
         environment[SECRETS] = ",".join(name for name, _ in secrets)
@@ -40,7 +41,7 @@ def load(
 
 
 def _content(file: str) -> tuple[str, str]:
-    """Return the content of a file without the newlines at its end; or "" and the problem."""
+    """Return the content of a file without the newlines at its end. If that is "", the second text says why."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for ever.
         descriptor = os.open(os.path.expanduser(file), os.O_RDONLY | os.O_NONBLOCK)

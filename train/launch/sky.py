@@ -127,7 +127,7 @@ class Sky(Tier):
     def at_end(self, end: End) -> ExitReport:
         """Report the end with the exit code on which SkyPilot acts."""
         kind, line, reason = judge(end)
-        # on_signal() kills the workers before they have met.
+        # A signal has ended this start: until the workers have met, on_signal() kills them.
         if kind in (NOT_BEGUN, KILLED) and not end.met:
             return self.not_begun("")
         if kind != STOPPED:
@@ -206,8 +206,8 @@ class Enrolled:
 def start(told: Mapping[str, str], launch: str) -> str:
     """Return a name that all machines of one start share, and no other start on the same disks has.
 
-    A new cluster counts its jobs from 1 again. But its machines have other addresses, or are another job if they are
-    nodes of Slurm.
+    A new cluster counts its jobs from 1 again. But its machines have other addresses. If they are nodes of Slurm, they
+    may have the same addresses, but in another job of Slurm.
     """
     names = ("SKYPILOT_NODE_IPS", "SLURM_JOB_ID")
     return " ".join([launch, *(told.get(name, "") for name in names)]).replace("\n", ",")

@@ -1,8 +1,8 @@
 """`python -m train spawn`: start the processes of one host without torchrun.
 
 Owns their environment (RANK, WORLD_SIZE, …) and their common end. All of them end when one fails, when a signal
-asks this process to end, or when this process is killed. Knows nothing of what they do, and imports no torch.
-It restarts nothing, because whoever started the hosts starts them again.
+asks this process to end, or when this process is killed. Knows nothing of their work, and imports no torch.
+Restarts nothing: the user, the driver or the scheduler starts the host again.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ class Tier:
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        """Add the options of this tier alone."""
+        """Add the options that only this tier has."""
 
     def listen(self, events: Events) -> None:
         """Register the other sources of events that this tier has, such as the words of a driver."""
 
     def on_event(self, event: Event) -> None:
-        """Handle an event from such a source: inject the signal that it stands for."""
+        """Handle an event of a source that listen() has registered: inject the signal that it stands for."""
 
     def hand_over(self) -> None:
         """Give back what this tier has taken, such as standard input, before another program replaces this one."""

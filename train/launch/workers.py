@@ -1,7 +1,7 @@
 """The workers of this host: one launcher process (torchrun or spawn) in its own process group.
 
 Owns the launcher's environment (the pinned variables, with their reasons), its start and its signals. Makes sure that
-it does not outlive this process. Knows nothing of why it is ended.
+the launcher does not outlive this process. Knows nothing of the reason for which it is ended.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Workers:
     def end_leftovers(self) -> int:
         """End the processes that the workers have started and left behind; return their number.
 
-        They are this process's children by now. Its own children are in its session, and not in the launcher's group.
+        The kernel has made them children of this process. Other children of this process are in its session, and not in
+        the launcher's group.
         """
         began, asked = time.monotonic(), dict[int, signal.Signals]()
         while left := [pid for pid in children() if self._is_left(pid)]:
@@ -133,7 +134,7 @@ class Workers:
                     if not os.waitpid(pid, os.WNOHANG)[0] and signum and asked.get(pid) != signum:
                         asked[pid] = signum
                         os.kill(pid, signum)
-            time.sleep(_LOOK_S)  # nobody tells of the children of a child
+            time.sleep(_LOOK_S)  # no event reports that a process has become an orphan
         return len(asked)
 
     def _is_left(self, pid: int) -> bool:
