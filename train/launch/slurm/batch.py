@@ -1,8 +1,8 @@
 """The tier `slurm` on the job's first node: one start of the job, from its batch script to its requeue.
 
 Takes the directory, starts `supervise slurm-node` on every node by srun, and waits. Turns Slurm's signals into the stop
-file, and puts the job back into the queue. decision.py decides what the end of a start means. Slurm's answers are
-job.py's, the files are directory.py's, and the command of srun is step.py's.
+file, and puts the job back into the queue. decision.py decides if a start that ends is the job's last. job.py reads
+Slurm's answers, directory.py owns the files, and step.py makes the command of srun.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from train.launch.supervisor import NotBegunError
 from train.launch.words import Command
 from train.launch.workers import Workers
 
-# Pauses in seconds, because a controller that is being restarted answers after a minute or two.
+# Pauses between questions, in seconds: a controller that is being restarted answers after a minute or two.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _RETRY_S = 2.0
 # Signals that come before a time limit.
@@ -188,7 +188,7 @@ class Slurm:
     # --- may it start, and where ----------------------------------------------------------------------
 
     def _check_activation(self) -> None:
-        """Raise Refusal if the environment's lines have failed in the batch script. Raises NotBegunError, too."""
+        """Raise Refusal if the environment failed in the batch script, or NotBegunError if a signal ended its lines."""
         code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
         if not code:
             return
@@ -211,7 +211,7 @@ class Slurm:
         self._note_job(record)
         self.directory.make()
         if state(record, self._requeue_count) is not State.RUNNING:
-            self._events.inject(Signal("TERM"))  # it came while this program was being started
+            self._events.inject(Signal("TERM"))  # Slurm sent it before this program listened
         return bundle
 
     def _check_not_done(self) -> None:
@@ -267,7 +267,7 @@ class Slurm:
         return directory.keep_snapshot(bundle, record.submitted)
 
     def _nodes(self) -> list[str]:
-        """Return the job's nodes. There is no fallback to this host, because every node would then make its own world.
+        """Return the job's nodes. There is no fallback to this host, because the job would then run on one node only.
         Raises Refusal."""
         listed = os.environ.get("SLURM_JOB_NODELIST", "")
         nodes = self._controller.hostnames(listed)
@@ -280,8 +280,8 @@ class Slurm:
         return nodes
 
     def _check_is_head(self, nodes: Sequence[str]) -> None:
-        """Raise Refusal if a user has started the script by hand on another node than the first. The other nodes could
-        not reach the port that is held there."""
+        """Raise Refusal if a user has started the script by hand on another node than the first. This process reserves
+        the port where the workers meet, and they meet on the first node."""
         here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         if here != nodes[0] and here.partition(".")[0] != nodes[0]:
             raise Refusal(
@@ -330,7 +330,7 @@ class Slurm:
         step_options = (
             *self._command.options[1:],
             f"--store={store_of(options.store, self._index)}",
-            "--shared=true",  # the next start may be on other nodes, and has to see what this one wrote
+            "--shared=true",  # the next start may be on other nodes, and needs the files of this one
             f"--checkpoint-dir={directory.path}",
             f"--head={head}",
             f"--address={address}",
@@ -371,7 +371,7 @@ class Slurm:
         self.directory.keep_starts(self._starts)
 
     def _keep_end(self, start: int, kind: str) -> None:
-        """Note how the newest start on file has ended, if it is the start after `start` requeues."""
+        """Note how the newest start on file has ended, if it is the start after `start` requeues and has no end yet."""
         *before, last = self._starts.starts or (None,)
         if last is not None and last.requeue_count == start and not last.ended:
             self._keep_starts(starts=(*before, last._replace(ended=kind)))
@@ -394,7 +394,8 @@ class Slurm:
     # --- while it runs --------------------------------------------------------------------------------
 
     def _wait(self) -> int | tuple[Requeue, State]:
-        """Return srun's exit code, or why the job is requeued although srun still runs."""
+        """Return srun's exit code; or if the job must be requeued while srun still runs, the requeue and the job's
+        state."""
         while True:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
@@ -439,7 +440,7 @@ class Slurm:
             self._events.set_alarm("kill", LATE_S)
         if job_state is State.RUNNING:
             self._term_at_hand = False  # no KILL comes
-        if job_state is State.OVER:  # after the KILL nobody could write that
+        if job_state is State.OVER:  # write the end now, because no process is left after the KILL
             self.directory.say_ended("stopped", f"{_NO_CLEAN_STOP}; cancelled")
         return job_state in (State.ENDED, State.REQUEUED)
 
@@ -455,7 +456,7 @@ class Slurm:
         directory = self.directory
         asked = self._stop_signal
         if code and not asked and not self._only_preflight:
-            # Slurm's signals reach a task, or srun, before they reach this process.
+            # Slurm's signal may have ended a task, or srun, before it reaches this process.
             ends = self._job_state() not in (State.RUNNING, State.UNKNOWN)
             asked = self._stop_signal = "TERM" if ends else ""
         end = StartEnd(
@@ -531,7 +532,7 @@ class Slurm:
         """Judge an earlier start that was cut off. Return a requeue if this start has a node that must be left out."""
         last = self._starts.starts[-1] if self._starts.starts else None
         if last is not None and last.requeue_count == self._requeue_count - 1 and not last.ended:
-            # Its supervisor, on its first node, has left no word.
+            # The batch supervisor of that start, on its first node, has not noted the end.
             head = self._starts.head
             if head and self._controller.lost([head], self._starts.began):
                 say(f"{head} has ended the last start by its own fault: {LOST}")
@@ -550,7 +551,7 @@ class Slurm:
         if not (self._excludes and self._directory_taken):
             return
         lost = self._controller.lost(self._node_names)
-        if len(lost) == 1:  # several have lost something that they share
+        if len(lost) == 1:  # several nodes have lost something that they share
             self._note_fault(Fault(lost[0], LOST))
         self._keep_end(self._requeue_count, NODE if len(lost) == 1 else REQUEUE)
         nodes = self._announce(self._exclusion())
@@ -558,7 +559,7 @@ class Slurm:
             self._note_refusal(self._controller.leave_out(nodes))
 
     def _exclusion(self) -> Exclusion | None:
-        """Return the nodes to leave out of the next start; None if the job leaves out just these already."""
+        """Return the nodes to leave out of the next start; None if the present exclusion stays."""
         starts = self._starts
         if starts.refused or not self._excludes or not self._directory_taken:
             return None
@@ -582,9 +583,9 @@ class Slurm:
         return exclusion if exclusion.changes(site) else None
 
     def _announce(self, exclusion: Exclusion | None) -> Sequence[str] | None:
-        """Say which nodes are left out; return all nodes that Slurm must leave out, None for no change.
+        """Print which nodes are left out from now on. Return all nodes that Slurm must leave out; None for no change.
 
-        The nodes go on file before the requeue, because Slurm may then kill this process.
+        The nodes go on file before the requeue, because the requeue may kill this process.
         """
         if exclusion is None:
             return None

@@ -28,8 +28,8 @@ _AWAY = re.compile(r"contact slurm controller|timed out|Zero Bytes|Communication
 
 
 class Begun(NamedTuple):
-    """A start whose processes were started. `step`: the newest checkpoint then. `ended`: CRASH, REQUEUE or NODE; ""
-    while that is not known."""
+    """A start whose processes were started. `step`: the newest checkpoint at its beginning. `ended`: CRASH, REQUEUE
+    or NODE; "" while that is not known."""
 
     requeue_count: int
     step: int
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobState:
-    """The job, as far as it concerns its end.
+    """The facts about the job that decide if it ends.
 
     `newest`: its newest checkpoint; None if that is not known. `begun`: its starts, this one last. `next`: the purpose
     of another start (decision.goes_on). `comes_back`: False if Slurm does not requeue it.
@@ -104,8 +104,8 @@ class StartEnd:
 
 @dataclass(frozen=True)
 class Finish:
-    """This start is the job's last, as far as it decides that. `reason`: how the job ended, for a status that still
-    says `running`; by default the line."""
+    """This start is the job's last, unless Slurm itself has requeued the job. `reason`: how the job ended, for a status
+    that still says `running`; by default the line."""
 
     code: int
     line: str = ""
@@ -144,7 +144,7 @@ def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
     meant = _decide(end, job)
     if end.fault is None:
         return meant
-    if isinstance(meant, Finish):  # another node may do what this one cannot
+    if isinstance(meant, Finish):  # the job may go well on another node
         return Requeue(meant.reason or meant.line, meant.code, NODE)
     return replace(meant, counter=NODE)
 
@@ -185,7 +185,8 @@ def may_be_lost(end: StartEnd, nodes: int) -> bool:
 
 
 def _as_decided(end: StartEnd) -> StartEnd:
-    """Return `end` with a node's decision before srun ended the others, and with a signal that the tasks alone got."""
+    """Return `end` with the failure and the code of the node that ended the start, because srun then ends the others.
+    Add a signal that only the tasks have got."""
     failure = end.failure
     # After a kill on one node, the torchrun of another one ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
@@ -204,7 +205,8 @@ def _waited_for(reported: Failure | None, failure: Failure) -> bool:
     """Return True if the node of `failure` refused because the node that srun reports first never came.
 
     A prolog or a container that fails puts nothing on file. srun's TERM may be lost on a node whose task is about to
-    begin. A preflight that refuses ends all nodes with one code.
+    begin, so that this node waits in the preflight and refuses. If the codes are equal, one preflight has refused on
+    all nodes.
     """
     if reported is None or reported.node == failure.node:
         return False
@@ -214,8 +216,8 @@ def _waited_for(reported: Failure | None, failure: Failure) -> bool:
 def _never_began(failure: Failure, status: Status | None) -> int:
     """Return the code of a node that has put nothing on file, because its supervisor never ran.
 
-    Its shell, container or prolog could not start the supervisor. That counts as EXIT_UNAVAILABLE, whatever their own
-    code is. ddpgen's own codes stay, and so do signals and crashes that the training has noted.
+    The node's shell, container or prolog could not start the supervisor. That counts as EXIT_UNAVAILABLE, whatever code
+    they ended with. ddpgen's own codes stay, and so do signals and crashes that the training has noted.
     """
     own = failure.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED)
     killed = 128 < failure.code <= _LAST_SIGNAL

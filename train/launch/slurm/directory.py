@@ -57,8 +57,8 @@ class Starts:
 
 @dataclass(frozen=True)
 class Directory:
-    """The checkpoint directory at `path` for the start of `job`, as Slurm calls it, after `requeue_count` requeues.
-    `number`: SLURM_JOB_ID, which each task of an array has for itself."""
+    """The checkpoint directory at `path` for the start of `job` after `requeue_count` requeues. `job`: the job's name
+    in Slurm (JobRecord.name). `number`: SLURM_JOB_ID; each task of an array has its own number."""
 
     path: Path
     job: str
@@ -78,7 +78,7 @@ class Directory:
     def _start(self) -> Scheduled:
         return Scheduled("slurm", self.job, self.requeue_count)
 
-    # --- whose it is --------------------------------------------------------------------------------
+    # --- the job that has the directory -------------------------------------------------------------
 
     def make(self) -> None:
         """Make the directory if it is missing. Raises Refusal."""
@@ -88,7 +88,7 @@ class Directory:
             raise self._unusable("cannot be made", error, "DIR001") from None
 
     def take(self, controller: Controller) -> None:
-        """Take the directory for this job. Nothing in it is changed before that is certain. Raises Refusal."""
+        """Take the directory for this job. No file of it is changed before it is certainly free. Raises Refusal."""
         try:
             with locked(self.path / ".slurm-job.guard"):
                 self._check_free(controller)
@@ -120,7 +120,7 @@ class Directory:
         with contextlib.suppress(OSError):
             words = read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
         start = Scheduled.parse(" ".join(["slurm", *words[:2]]))
-        # A file that an earlier version wrote has the job's number alone.
+        # A file that an earlier version wrote has only the job's number.
         return start or Scheduled.parse(" ".join(["slurm", *words[:1], "0"])), " ".join(words[2:])
 
     def _check_over(self, job: str, cluster: str, controller: Controller) -> None:
@@ -146,7 +146,7 @@ class Directory:
             _remove(self.snapshot)
             (self.path / "slurm-job").unlink(missing_ok=True)
 
-    # --- what its starts came to --------------------------------------------------------------------
+    # --- the starts and their ends ------------------------------------------------------------------
 
     @property
     def newest_step(self) -> int:
@@ -163,7 +163,7 @@ class Directory:
         return kept if kept is not None and kept.job == self.number else Starts(self.number)
 
     def keep_starts(self, starts: Starts) -> None:
-        """Put the starts on file. A failed write is no reason to fail."""
+        """Put the starts on file. Ignore a failed write: the job can go on without it."""
         content = json.dumps(asdict(starts))
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-starts", content.encode() + b"\n")
@@ -178,7 +178,7 @@ class Directory:
             write_status(self.path, Status("running", self.launch, self.newest_step))
 
     def say_ended(self, word: str, why: str) -> None:
-        """Write the job's end into its status, which a start has left at `running`, or at `stopped` to go on."""
+        """Write the job's end into the status, if a start has left `running` there, or `stopped` for a next start."""
         status = read_status(self.path)
         if status is None or status.word not in ("running", "stopped") or status.word == word:
             return
@@ -237,7 +237,8 @@ class Directory:
         return "job" if words[1] == self.job else "other"
 
     def obey_stop(self, submitted: float | None) -> None:
-        """Remove the stop file that is there as a start begins. Raises Refusal if it was made for this start to see."""
+        """Remove the stop file that is there as a start begins. Raises Refusal if a user made it while the job was in
+        the queue, or if it cannot be removed."""
         whose = self.whose_stop()
         try:
             made = self.stop_file.stat().st_mtime
@@ -259,7 +260,7 @@ class Directory:
         except OSError as error:
             say(f"{self.stop_file} cannot be removed: {error.strerror}; move it away")
 
-    # --- what was submitted is what runs ------------------------------------------------------------
+    # --- the copy of the submitted bundle -----------------------------------------------------------
 
     @property
     def snapshot(self) -> Path:

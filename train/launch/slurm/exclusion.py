@@ -15,9 +15,9 @@ from train.launch.bad_nodes import Fault
 class Site:
     """Slurm's answers about the nodes that could run the job.
 
-    `needed`: the number of nodes of a start. `excluded`: the nodes that the job leaves out now. `added_before`: the nodes among
-    them that ddpgen has added. `chosen`: the user has named the job's nodes or a reservation. `kinds`: the kind of each
-    node of the partition; None if Slurm has not answered.
+    `needed`: the number of nodes of a start. `excluded`: the nodes that the job leaves out now. `added_before`: the
+    nodes among them that ddpgen has added. `chosen`: the user has named the job's nodes or a reservation. `kinds`: the
+    kind of each node of the partition; None if Slurm has not answered.
     """
 
     needed: int
@@ -65,7 +65,8 @@ def _why_not(node: str, added: Collection[str], site: Site) -> str:
     if site.chosen:
         return "nodelist or reservation names the nodes of this job"
     if site.kinds is None:
-        # The partition may have no more nodes than the job needs, but a job that never excludes a node is no use.
+        # It is not known if enough nodes remain. Leave out up to `needed` nodes all the same, because a job whose bad
+        # nodes all stay would fail again.
         if len(added) < site.needed:
             return ""
         return f"sinfo does not answer, and {len(added)} nodes are left out already"

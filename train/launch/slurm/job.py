@@ -1,7 +1,7 @@
 """Run Slurm's commands, with retries, and read their answers.
 
-Owns the calls of scontrol and squeue, and the reading of their output. Decides nothing. A command that does not answer
-gives UNKNOWN, which is never taken for an answer.
+Owns the calls of scontrol, squeue and sinfo, and the reading of their output. Decides nothing. If a command does not
+answer, a state is UNKNOWN, which is never taken for an answer. Any other value is None or empty then.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SRUN_INPUTS = (
     "WAIT4SWITCH WCKEY WORKING_DIR"
 )
 _NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
-# Slurm takes the change only after the requeue, and signals the job at once, before it kills the job after KillWait
-# (22.05). The shell ignores these signals from its beginning.
+# Slurm accepts another ExcNodeList only after the requeue. But the requeue signals all of the job at once, and kills it
+# after KillWait (22.05). So a shell that ignores these signals from its beginning runs both commands.
 _KEEPS_NODES = 100
 _LEAVE_OUT = 'trap \'\' TERM USR1 INT; exec scontrol update JobId="$1" ExcNodeList="$2"'
 _REQUEUE = f"""\
@@ -170,7 +170,7 @@ def kill_wait_s(config: str) -> float:
 
 
 class Controller:
-    """Slurm's commands about a job. `pause`: waits between two questions."""
+    """Slurm's commands about a job. `pause`: the function that waits between two questions."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Controller:
         return None
 
     def _report(self, words: Sequence[str], error: str = "") -> None:
-        """Say what this job waits for: once, and again at long intervals, until Slurm answers."""
+        """Print that this job waits for Slurm: once, and again at long intervals, until Slurm answers."""
         if self._reported is not None and self._now() - self._reported < _REPORT_AGAIN_S:
             return
         self._reported = self._now()
@@ -234,8 +234,8 @@ class Controller:
     def requeue(self, leave_out: Sequence[str] | None = None) -> tuple[str, str]:
         """Requeue the job, and leave exactly the nodes `leave_out` out of its next start, unless that is None.
 
-        Return why Slurm refuses the first, and why it refuses the second; "" if it does not. Slurm then kills all of
-        the job, this process too.
+        Return why Slurm refuses the requeue, and why it refuses to leave the nodes out; "" if it does not refuse. After
+        the requeue Slurm kills all of the job, this process too.
         """
         refused, code = self._change(_REQUEUE, leave_out)
         return ("", refused) if code == _KEEPS_NODES else (refused, "")

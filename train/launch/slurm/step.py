@@ -20,7 +20,7 @@ from train.launch.slurm.decision import Failure
 from train.launch.slurm.directory import FAILED
 from train.launch.words import Command, displayed
 
-# A shell is the first process on a node. It needs no shared directory, and names one that is missing.
+# A shell is the first process on a node, because it needs no shared directory and can name one that is missing.
 # The refusal also goes on file, in the form of keep_failure(), because srun may drop the last line that a node prints.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME} failed=$3
@@ -38,7 +38,7 @@ exec "$@"
 """
 # srun reports the end of a task so (22.05): `srun: error: node2: task 1: Exited with exit code 69`.
 _TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [^:]+: (?:Exited with exit code (\d+))?")
-# A node speaks by its supervisor, its shell or its slurmstepd.
+# A line of a node comes from its supervisor, its shell or its slurmstepd.
 _OF_NODE = re.compile(r"(?:ddpgen \S+ \S+ |slurmstepd-)([^\s:]+)(?: rank \d+)?: (?:error: )?(.+)")
 # A lost node is no refusal: srun could not launch its task, or could not create the step.
 _NO_REFUSAL = re.compile(r"launch|Node failure|node not available", re.IGNORECASE)
@@ -129,7 +129,8 @@ class StepErrors:
         return next((self._last[node] for node in nodes if node in self._last), "")
 
     def refusal(self, code: int) -> str:
-        """Return why srun, which ended with `code`, has started nothing; "" if it has, or could not reach a node."""
+        """Return why srun, which ended with `code`, has started nothing; "" if it has started a task, or if it could
+        not reach a node."""
         if code not in _REFUSES or self._first or self._has_task_output:
             return ""
         reasons = [
