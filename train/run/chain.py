@@ -14,13 +14,13 @@ from typing import Any
 from train.base import typed
 from train.run.metrics import as_json_value
 
-# How much of a tensor's hash a row has: it only finds the tensor, because the root proves the weights.
+# The length of a tensor's hash in a row. It only shows which tensor differs; the root proves the weights.
 TENSOR_HASH_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Digest:
-    """The weights after `step` as a hash tree: its root, and the beginning of each tensor's hash, in hex."""
+    """The weights after `step` as a hash tree: the tree's root, and the beginning of each tensor's hash, in hex."""
 
     step: int
     root: str

@@ -1,7 +1,7 @@
 """The argv of `python -m train run`, parsed into one frozen value.
 
-Owns the options, their defaults and their units. Knows nothing of files, processes or torch; the
-defaults are those of the job spec.
+Owns the options, their defaults and their units. The defaults are the same as in the job spec. Knows nothing of files,
+processes or torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86
 class Period:
     """The period of the checkpoints. Exactly one field is set.
 
-    `steps`, `seconds`: the period. `at`: the steps after which a checkpoint is written. `mean_s`: the average seconds
-    between two interruptions, from which the best period follows.
+    `steps`, `seconds`: the period in this unit. `at`: the steps after which a checkpoint is written. `mean_s`: the
+    average seconds between two interruptions, from which the best period follows.
     """
 
     steps: int | None = None
@@ -182,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")
     add("--collective-timeout", type=seconds, default=300.0, help="for a peer in a collective")
     add("--eval-every", type=_at_least(0), default=0, help="steps; 0: only at the end")
-    add("--best-metric", default="", help="of the evaluations: its best checkpoint is kept")
+    add("--best-metric", default="", help="metric of the evaluations; its best checkpoint stays")
     add("--best-mode", choices=("min", "max"), default="min", help="which is better: less, or more")
     add(
         "--patience",
@@ -190,7 +190,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="evaluations in a row without an improvement that end the training; 0: it goes on",
     )
-    add("--min-delta", type=_not_negative, default=0.0, help="what is no improvement yet")
+    add("--min-delta", type=_not_negative, default=0.0, help="improve by more than this")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
     add("--digest", action="store_true", help="hash the weights every --log-every steps")
     add(
@@ -220,7 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--until",
         type=_at_least(1),
         metavar="STEP",
-        help="stop after this step, with a checkpoint; what is computed is that of the whole run",
+        help="stop after this step, with a checkpoint; every step is the same as in the whole run",
     )
     add(
         "--accept-changes",

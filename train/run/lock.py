@@ -1,13 +1,13 @@
 """One live job per checkpoint directory, and no harm from one that should be dead.
 
-Owns the `lock` file, which names the holder of the directory (attempt id, processes, host). Owns the test if a holder
-is alive, and the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the
+Owns the `lock` file, which names the holder of the directory (attempt id, processes, host). Owns the check that a
+holder is alive, and the fence that stops an old attempt when a newer one has begun. Knows nothing of torch or of the
 checkpoints' content. `claim` runs before torch is imported.
 
 A launch claims the directory and gets an attempt id. Within the attempt, every start of rank 0 (the first, and each
 restart by torchrun) enters a new generation. A writer first checks that its attempt and generation are still the ones
-on file. It writes under names of its own, and publishes by a rename that cannot replace a finished checkpoint. So a
-writer that was fenced off between check and rename adds at most an intact checkpoint of the same run.
+on file. Then it writes under names of its own, and publishes by a rename that cannot replace a finished checkpoint. So
+a writer that was fenced off between check and rename adds at most an intact checkpoint of the same run.
 
 If a scheduler starts the job, its later start takes over at once. The earlier start may still run on a host that the
 scheduler has lost, and ends by itself.
@@ -37,13 +37,14 @@ from train.run.layout import steps_on_disk, stop_file
 from train.run.status import read_status
 
 HEARTBEAT_S = 5.0
-# The processes of a holder on another machine are not visible. It counts as dead after this long in silence.
+# The processes of a holder on another machine are not visible. If it does not renew the lock for this long, it counts
+# as dead.
 SILENCE_S = 60.0
-# How long a start waits for the workers of a start whose launch script was killed. They write a checkpoint and end, or
+# How long a start waits for the workers of a start whose supervisor was killed. They write a checkpoint and end, or
 # torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
 _WATCH_S = 0.5
-_REMEMBERED = 2  # generations
+_REMEMBERED = 2  # generations in `starts` and `worlds`
 _GUARD = ".lock.guard"
 # A process id and its start time.
 Process = tuple[int, int]
@@ -74,8 +75,8 @@ class Holder:
 
     `attempt`: the id of the holder. In the checkpoint directory of a job on several hosts it is the launch id, because
     each host has an attempt of its own.
-    `starts`: the newest step that each generation of the attempt found committed.
-    `worlds`: the hosts with which each generation began (see Start).
+    `starts`: for each of the last generations, the newest step that was committed when it began.
+    `worlds`: the hosts with which each of these generations began (see Start).
     `scheduler`: the scheduler's job and its start (see train.base.scheduler), or "".
     """
 
@@ -130,7 +131,7 @@ def claim(
         scheduler=scheduler,
     )
     while True:
-        # Judge outside the file lock, because a holder needs that lock to show that it lives.
+        # Judge outside the file lock, because that may take a minute and a restart of the holder needs the lock.
         judged = check_may_take(directory, scheduler)
         with locked(directory / _GUARD):
             if read_lock(directory) == judged:
@@ -152,9 +153,9 @@ def check_free(directory: Path, scheduler: str) -> None:
 def check_may_take(
     directory: Path, scheduler: str, timeout_s: float | None = None
 ) -> Holder | None:
-    """Return the holder, which may be replaced. Raises HeldByLiveJobError if it may not, and OSError.
+    """Return the holder (or None) if a new attempt may take `directory`. Raises HeldByLiveJobError if not, and OSError.
 
-    `timeout_s`: how long to watch a holder on another machine; by default until it is certain whether it lives.
+    `timeout_s`: how long to watch a holder on another machine; by default until its life or its end is certain.
     """
     holder = check_not_replaced(directory, scheduler)
     # An earlier start, or this start on another host, may be replaced without a look at its processes.
@@ -201,7 +202,7 @@ def refuse_earlier_start(
 
 
 def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
-    """Have `launch`, which has begun on several hosts, hold `directory` on the host of rank 0.
+    """Make `launch`, which has begun on several hosts, the holder of `directory`. Only the host of rank 0 does this.
 
     An earlier rank 0 of the launch may have taken the directory already, on this host or, if the directory is shared,
     on another. Raises HeldByLiveJobError, OSError.
@@ -211,7 +212,7 @@ def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: s
         return
     launcher = (launcher_pid, start_time(launcher_pid))
     if holder is not None and (holder.boot, holder.launcher) == (machine(), launcher):
-        # This host holds it, from an earlier world that the hosts it has met now do not know.
+        # This host's supervisor holds it for an earlier launch id, which the hosts that it has met now do not know.
         (directory / "lock").unlink(missing_ok=True)
     claim(directory, job, launcher_pid, launch, scheduler)
 
@@ -262,11 +263,11 @@ class Fence:
         try:
             self._look(read_lock(self._directory))
         except OSError:
-            return  # a file server that is away for a moment
+            return  # the file server may be away for a moment
         self.check_seen()
 
     def check_seen(self) -> None:
-        """Like check(), but by the heartbeat's last read, so that the call does not wait for a file server."""
+        """Like check(), but by the heartbeat's last read of the lock, so that no call waits for a file server."""
         if self._is_lost.is_set():
             raise FencedOffError(_fenced_message(self._directory, self.attempt, self._seen))
 
@@ -292,7 +293,7 @@ def keep_alive(
 
     def renew() -> None:
         while not ended.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):  # a file server that is away for a moment
+            with contextlib.suppress(OSError):  # the file server may be away for a moment
                 holder = read_lock(directory)
                 look(holder)
                 if holder is None or holder.attempt != attempt:
@@ -319,7 +320,7 @@ def _moved_here(holder: Holder) -> Holder:
 def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
     """Raise TrainError if the last generation began at this step too, and was a restart itself.
 
-    Only generations of the same hosts count, because the others have not crashed if a host came or went.
+    Only generations of the same hosts count, because a generation also ends without a crash if a host comes or goes.
     """
     if holder.starts[-1:] == (start.step,) and holder.worlds[-2:] == (start.world,) * 2:
         noted = read_status(directory)
@@ -360,7 +361,7 @@ def look(directory: Path, holder: Holder, timeout_s: float) -> Life:
 def ending(directory: Path, scheduler: str) -> Holder | None:
     """Return the holder if only its workers are left on this host. They end by themselves, and claim() waits for that.
 
-    Not if it is an earlier start of the scheduler's job, because its workers are fenced off.
+    Returns None for an earlier start of the scheduler's job, because its workers are fenced off.
     """
     holder = read_lock(directory)
     if holder is None or not holder.is_here or is_same_job(holder, scheduler):
@@ -373,7 +374,7 @@ def _write_lock(directory: Path, holder: Holder) -> None:
 
 
 def _is_alive(directory: Path, holder: Holder) -> bool:
-    """Watch the holder for as long as it takes."""
+    """True if the holder lives. Watches a holder on another machine until that is certain."""
     if not holder.is_here:
         say(
             f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
@@ -383,7 +384,7 @@ def _is_alive(directory: Path, holder: Holder) -> bool:
 
 
 def await_last_words(directory: Path, scheduler: str = "") -> None:
-    """Wait for the holder's workers if its launch script is dead, because then they are about to end."""
+    """Wait for the holder's workers if its supervisor is dead, because then they are about to end."""
     holder = ending(directory, scheduler)
     if holder is None:
         return
@@ -424,7 +425,7 @@ def watch(beat: Callable[[], tuple[object, bool]], timeout_s: float, every_s: fl
     `timeout_s` seconds are too short to tell.
 
     `beat`: look at the holder. It returns a value that each renewal changes, or None if nobody holds the place, and
-    true if the last renewal is too long ago. No file lock may be held, because a holder may need that to renew.
+    true if the last renewal is too long ago. The caller must not hold a file lock, because the holder may need it.
     """
     deadline = time.monotonic() + timeout_s
     first, is_silent = beat()
@@ -436,7 +437,7 @@ def watch(beat: Callable[[], tuple[object, bool]], timeout_s: float, every_s: fl
         # Poll, because neither a network mount nor a bucket has an event to wait for.
         time.sleep(min(every_s, left))
         now, is_silent = beat()
-        # This process or the place may have stood still for long, so a renewal counts before the silence.
+        # This process or the place may have stood still for long, so a renewal counts more than a long silence.
         if now not in (None, first):
             return True
     return False

@@ -1,8 +1,8 @@
 """This start's entry in manifest.json, from its beginning to its end.
 
 Owns the file during a run, on rank 0, and the choice of the hashed parts of a data file. A thread packs the bundle and
-hashes the data files during the training. A checkpoint or a stop waits for it a few seconds at most, and takes the
-values that are known by then. The manifest gets the rest later.
+hashes the data files during the training. A checkpoint or a stop waits for this thread a few seconds at most, and takes
+the values that are known by then. After a checkpoint the manifest still gets the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _END_BYTES = 1 << 20
 # All checkpoints of a start together wait for the thread up to this long, so that the first one already has the entries
 # of a small bundle and of small data files.
 _CHECKPOINTS_S = 5.0
-# A stop may have no more than 30 s before it is killed (Slurm's KillWait, a cloud's notice).
+# The end of a run waits for the thread up to this long. A run may be killed 30 s after a request to stop (Slurm's
+# KillWait, a cloud's notice).
 _END_S = 5.0
 
 
@@ -70,7 +71,7 @@ class RunManifest:
         hashed = (each["data"]["files"] for each in reversed(starts) if each["data"].get("files"))
         self._known_data = next(hashed, None)
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # of `_start` and `_ended`
+        self._lock = threading.Lock()  # guards `_start` and `_ended`
         self._left_s, self._ended = _CHECKPOINTS_S, False
         self._write()
 
@@ -128,7 +129,7 @@ class RunManifest:
         known = {name: value for name, value in values.items() if value}
         with self._lock:
             if not known or self._ended:
-                return  # after its end the directory may be another start's
+                return  # after this start's end the directory may belong to another start
             self._start.update(known)
             self._check()
             self._write()
@@ -160,8 +161,8 @@ def fingerprint(paths: Iterable[str], earlier: Mapping[str, Any] | None = None) 
     """Return `{"size": bytes, "mtime": seconds, "sha256": …}` for each file, by its path as given.
 
     A file beyond 256 MiB, or beyond 4 GiB in all, is hashed by its first and last MiB only, and has `"partial": true`.
-    A file that cannot be read has `"error"`. `earlier`: an earlier result; an entry is taken from it if size and time are
-    the same.
+    A file that cannot be read has `"error"`. `earlier`: an earlier result. Its entry for a file is kept if size and
+    time are the same.
     """
     found: dict[str, Any] = {}
     hashed = 0

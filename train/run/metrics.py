@@ -21,10 +21,10 @@ RESERVED = ("kind", "step", "attempt", "generation", "time")
 
 
 class MetricsLog:
-    """Appends one JSON object a line to metrics.jsonl, each in a single write.
+    """Appends rows to metrics.jsonl: each row is one JSON object on a line of its own, in a single write.
 
-    A crash can cut off the last line at most, so the first row of a run starts on a new line. A full disk costs rows
-    but does not end the run. An error in `log`, through which the user's code gets every row, does not end it either.
+    A crash or a full disk can cut a line off. The next row then starts on a new line. A full disk costs rows but does
+    not end the run. `log` passes every row to the user's code, and an error there does not end the run either.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MetricsLog:
     def _pass_on(self, log: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
         try:
             log(dict(row))
-        except Exception as error:  # noqa: BLE001 - the user's code, told once
+        except Exception as error:  # noqa: BLE001 - the user's code; only its first error is reported
             if not self._callback_warned:
                 self._callback_warned = True
                 where = innermost_user_line(error.__traceback__)

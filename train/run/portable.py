@@ -1,6 +1,6 @@
 """`train.determinism: portable`: the same kernels on every x86 processor with AVX2.
 
-Owns the environment variables that choose the kernels. torch's libraries read them when they are loaded.
+Owns the environment variables that choose the kernels. torch's libraries read them while they load.
 docs/performance.md gives the reasons for these values and their limits.
 """
 
@@ -16,8 +16,8 @@ PORTABLE = "portable"
 _VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "DNNL_MAX_CPU_ISA": None,  # the older name of the same
-    "MKL_CBWR": "COMPATIBLE",  # on processors of AMD, MKL takes AVX2 for AUTO
+    "DNNL_MAX_CPU_ISA": None,  # the older name of ONEDNN_MAX_CPU_ISA
+    "MKL_CBWR": "COMPATIBLE",  # on AMD processors MKL treats AVX2 as AUTO
     "MKL_ENABLE_INSTRUCTIONS": None,
 }
 
@@ -29,9 +29,10 @@ def is_asked(argv: Sequence[str]) -> bool:
 
 
 def pin(environment: MutableMapping[str, str], proc: Path = Path("/proc")) -> None:
-    """Choose the kernels in `environment`, whatever it says, for this process before it imports torch and its children.
+    """Set the variables in `environment`, and replace values that are there.
 
-    Does nothing on a processor without AVX2, because ATen would die of an illegal instruction. See is_met().
+    They act on the children of this process, and on this process if it has not imported torch yet. Does nothing on a
+    processor without AVX2, because ATen would die of an illegal instruction. See is_met().
     """
     if isa(proc, {}) not in ("avx2", "avx512"):
         return

@@ -20,7 +20,7 @@ _PERIOD_S = 1.0  # between two lines, while steps are taken
 _MOST_STEPS = 100  # the newest steps, which give the speed and the losses
 # These values of an earlier start stay until this start has its own.
 _ROW_FIELDS = ("longest_step_s", "write_s")
-# Numbers of a row that are no metrics.
+# The numbers in a row that are not metrics.
 _OF_ROW = ("step", "generation", "time")
 
 
@@ -31,12 +31,13 @@ class ProgressFile:
 
     - `attempt`, `last_step`, `steps_per_s`, `unit`, `units_per_step`
     - `step`: the newest complete step; `time`: when it was complete
-    - `loss`, `losses`: of the newest step, and of the newest steps
+    - `loss`, `losses`: the loss of the newest step, and the losses of the newest steps
     - `evaluation`: the step and the numbers of the newest evaluation
     - `step_s`: seconds between the last two steps
-    - `longest_step_s`: the longest of the newest steps, with the work before the next one
+    - `longest_step_s`: the longest time between two rows, among the newest steps and evaluations
     - `write_s`: seconds for the last checkpoint of a start
-    - `waiting`, `batches`: the waits of the ranks and the longest wait for a batch, as parts of a step
+    - `waiting`: each rank's wait for the others, as a part of a step
+    - `batches`: the longest wait of a rank for a batch, as a part of a step
     - `shares`: the number of micro-batches of each rank
     - `slow`: the name of the rank for which the others wait, and its cost
     """
@@ -47,7 +48,7 @@ class ProgressFile:
         run: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`run`: the known ones of last_step, unit and units_per_step."""
+        """`run`: last_step, unit and units_per_step, as far as they are known."""
         self._path, self._clock = directory / NAME, clock
         self._facts: dict[str, Any] = dict(run or {})
         self._steps = deque[tuple[int, float]](maxlen=_MOST_STEPS)
@@ -86,7 +87,7 @@ class ProgressFile:
             "longest_step_s": max(self._spans, default=facts.get("longest_step_s")),
         }
         known = {n: v for n, v in (facts | over_steps).items() if v not in (None, [])}
-        with contextlib.suppress(OSError):  # metrics.jsonl says that the disk is full
+        with contextlib.suppress(OSError):  # MetricsLog has warned of a full disk already
             replace_file(self._path, f"{json.dumps(known)}\n".encode(), sync=False)
 
     def _begin(self, step: int) -> None:
@@ -94,7 +95,7 @@ class ProgressFile:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             earlier = json.loads(read_file(self._path))
             self._facts |= {name: earlier.get(name) for name in _ROW_FIELDS}
-            if earlier["evaluation"]["step"] <= step:  # a later one is evaluated again
+            if earlier["evaluation"]["step"] <= step:  # a later evaluation will be repeated
                 self._facts["evaluation"] = earlier["evaluation"]
 
     def _step(self, row: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """The end of a process whose job the scheduler has started again, here or elsewhere.
 
 Owns the look at the holder of the checkpoint directory, about once a second in every process, and the orderly end
-without a trace. A scheduler that has lost a host starts the job on others. The processes on the lost host go on, and
-nothing else tells them. Without a scheduler, looks at nothing.
+without a traceback. A scheduler that has lost a host starts the job on others. The processes on the lost host go on,
+and nothing else tells them that they are replaced. Without a scheduler, looks at nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from train.run.lock import FencedOffError, read_lock
 from train.run.node import Node
 
 LOOK_S = 1.0
-# The limit for all processes of a large job, because they look at one file of one file server.
+# The most looks by all processes of a job together, because they look at one file of one file server.
 _LOOKS_A_SECOND = 256
 
 
@@ -54,7 +54,7 @@ class Replacement:
         try:
             holder = read_lock(self._directory)
         except OSError:
-            return False  # a file server that is away for a moment
+            return False  # the file server may be away for a moment
         later = holder.scheduled if holder is not None else None
         if holder is None or later is None or not self._mine.is_replaced_by(later):
             return False
@@ -69,7 +69,7 @@ class Replacement:
         """Look now, and end this process if it is replaced. Exits 0, so that torchrun does not start it again."""
         if not self.has_come():
             return
-        self._ending.acquire()  # for good: the first thread that gets here ends all of them
+        self._ending.acquire()  # never released: the first thread here ends the process, and any other waits
         self.before_end()
         if self._speaks:
             say(self._why, self._rank)
@@ -78,7 +78,7 @@ class Replacement:
         exit_at_once(0)
 
     def _tell_script(self) -> None:
-        """Write the status for the host's script, unless the later start runs on this host too and owns the status."""
+        """Write the status for this host's supervisor, unless the later start is here too and owns the status."""
         if self._node is not None:
             with contextlib.suppress(FencedOffError, TrainError):
                 self._node.write("failed", reason=self._why)

@@ -21,7 +21,7 @@ from train.base import typed
 from train.base.files import read_file
 
 _LARGEST_RECORD = 64 << 20
-# A file of torch.save ends with the checksums of its whole content.
+# The bytes at a file's end that a digest covers. A file of torch.save has the checksums of its whole content there.
 _END = 64 << 10
 
 
@@ -40,7 +40,7 @@ class Saved(NamedTuple):
         return f"{self.path} of step {self.step}" if self.step else self.path
 
     def is_like(self, other: Saved) -> bool:
-        """True if a start from either goes on at the same step."""
+        """True if a start from either save goes on at the same step."""
         if not self.path or not other.path:
             return self.path == other.path
         return self.digest == other.digest or 0 < self.step == other.step
@@ -64,7 +64,7 @@ def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str
     home = bundle / Path(workdir).expanduser() if workdir else directory / "work"
     file = Path(*program[1 + len(options) :][:1])
     if "--no-python" not in options and file.parts[:1] == ("code",):
-        home /= file.relative_to("code").parent  # where a file of the job runs
+        home /= file.relative_to("code").parent  # a file of the job runs in its own directory
     return tuple(os.path.join(home, os.path.expanduser(pattern)) for pattern in given)
 
 
@@ -79,8 +79,8 @@ def newest(patterns: Iterable[str], directory: Path) -> Saved:
 def newest_of(paths: Sequence[str]) -> str:
     """The newest of these saves; "" without one.
 
-    If the names differ in one number alone, such as a step, the newest has the highest number. Otherwise it is the one
-    that was written last, because a number may as well be a loss.
+    If the names differ in only one number, such as a step, the newest save has the highest number. If they differ in
+    more, it is the save that was written last, because one of the numbers may be a loss.
     """
     numbers = [[int(digits) for digits in re.findall(r"[0-9]+", path)] for path in paths]
     if len({re.sub(r"[0-9]+", "0", path) for path in paths}) == 1:
@@ -98,7 +98,7 @@ def _written_at(path: str) -> int:
 
 
 def _recorded_step(path: str, directory: Path) -> int:
-    """The step that a rank of this host has recorded; 0 if none has written the file."""
+    """The last step at which a rank of this host has recorded that it wrote `path`; 0 if there is no such record."""
     steps = [0]
     for record in (directory / "script").glob("saves-*.jsonl"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

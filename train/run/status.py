@@ -20,7 +20,7 @@ _MOST_REASON = 10_000
 
 @dataclass(frozen=True)
 class Status:
-    """The status of an attempt. `step`: the newest step that it knows to be complete."""
+    """The status of an attempt. `step`: the newest step that the attempt knows to be complete."""
 
     word: str
     attempt: str
@@ -50,7 +50,7 @@ def write_status(directory: Path, status: Status) -> None:
 
 
 def record_status(directory: Path, status: Status) -> None:
-    """Like write_status, for a run that cannot go on without it. Raises TrainError if it cannot be written."""
+    """Like write_status(), but raises TrainError, because the run cannot go on without its status."""
     try:
         write_status(directory, status)
     except OSError as error:
@@ -63,8 +63,8 @@ def record_status(directory: Path, status: Status) -> None:
 def _overwrite(path: Path, line: bytes) -> bool:
     """Overwrite the file in place. Return True on success.
 
-    A full disk still takes data that fits into the block that the file already has. Its reader needs the last status,
-    not the one before.
+    A full disk still takes data that fits into the block that the file already has. A reader of the file needs the last
+    status, not the one before.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -28,7 +28,7 @@ BY_USER, BY_SIGNAL = "user", "signal"
 BY_OPTION = "--until"
 # The reason's first word if the machine is taken back. The job then goes on elsewhere.
 PREEMPTED = "preempted"
-# Characters of a reason, which goes into one line, and from there into terminals.
+# The most characters of a reason, because it goes into one line, and from there to terminals.
 _MOST_REASON = 200
 # The errors of link(2) on a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
@@ -83,7 +83,7 @@ class StopRequest:
                 continue  # a file server that is away is no request to stop
 
     def _set_stop(self) -> None:
-        # Set the words before the flag, because a reader that sees the flag asks for the words.
+        # Set the reason before the flag, because a reader that sees the flag asks for the reason.
         self._reason = reason_in(self._file)
         self.by_file = is_for(self._reason, self._scheduler)
 
@@ -115,7 +115,7 @@ def is_for(reason: str, scheduler: str) -> bool:
 
 
 def foremost(reasons: Sequence[str]) -> str:
-    """The one reason of a job whose ranks, in this order, have these reasons; "" if all are empty.
+    """The reason of a job, from the reasons of its ranks by rank; "" if all are empty.
 
     A preemption goes before all others, because the job comes back from it. A signal comes last, because it may only
     follow from the end of another rank.
@@ -129,7 +129,7 @@ def foremost(reasons: Sequence[str]) -> str:
 def create_stop_file(path: Path, reason: str) -> bool:
     """Make the stop file unless it exists. Return True if it was made. Raises OSError if it cannot be made.
 
-    A reader never finds half of the words, and a request never replaces an earlier one.
+    A reader never finds half of the reason, and a request never replaces an earlier one.
     """
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     draft = path.with_name(f".{path.name}.{writer}")
