@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
     from train.run.manifest import RunManifest
 
-# Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
+# settle() waits at most this long: less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
 SETTLE_S = 20.0
-# Pauses between the tries of the last upload. A checkpoint that is only here may be lost with its machine at any time.
+# The pauses before further tries of the last upload. A checkpoint outside of the store is lost with this machine.
 _LAST_PAUSES_S = (2.0, 10.0, 30.0, 60.0, 90.0, 120.0)
-# The same if the machine is about to be taken away, and the job goes on elsewhere.
+# The pauses if the machine is about to be taken away, and the job goes on elsewhere.
 _URGENT_PAUSES_S = (2.0, 6.0)
 # A wait for the last upload that takes longer than this prints a line.
 _LONG_S = 15.0
@@ -84,8 +84,8 @@ class Checkpointer:
         remote: RemoteCheckpoints | None = None,
         chain: Chain | None = None,
     ) -> None:
-        """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store. `chain`: gets
-        its digests from the copies, and each checkpoint has its state."""
+        """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store. `chain`: the
+        chain, whose state each checkpoint holds. A checkpoint's copy of the weights gives the chain a digest."""
         self._directory, self._fence, self._period, self._keep = directory, fence, period, keep
         self._manifest, self._remote, self._chain = manifest, remote, chain
         self._interval_s = period.seconds or min(FIRST_S, period.mean_s or FIRST_S)
@@ -108,7 +108,8 @@ class Checkpointer:
         self._last_step = step
 
     def begin(self, step: int) -> None:
-        """In the background, write to the store what runs, and upload the checkpoint here if it is newer."""
+        """In the background, write the manifest and the status to the store, and the checkpoint of `step` if the store
+        lacks it."""
         if (remote := self._remote) is not None:
             self._start(
                 step,
@@ -121,8 +122,9 @@ class Checkpointer:
     def due(self, step: int) -> bool:
         """Return whether to take a checkpoint after `step` complete steps.
 
-        While one is being written, no other is due. Otherwise, with a disk slower than the period, the training would
-        wait, and the peers that wait for this rank would give up. The next one is due right after.
+        `Period.at` always counts. With any other period, no checkpoint is due until the one before it is written. If
+        the disk is slower than the period, the training would wait, and the peers that wait for this rank would give
+        up.
         """
         if self._period.at:
             return step in self._period.at
@@ -135,7 +137,7 @@ class Checkpointer:
     def save(self, state: State, is_best: bool = False) -> None:
         """Take a checkpoint of the present state. Returns at once, or when the checkpoint before it is written.
 
-        `is_best`: its evaluation was the best so far, so it is kept.
+        `is_best`: the evaluation of this step was the best so far, so the checkpoint is kept.
         """
         self._last_time = time.monotonic()
         self._stall_s = 0.0
@@ -204,7 +206,7 @@ class Checkpointer:
             raise SaveFailedError(state.step, _describe(failed))
 
     def abandon(self) -> None:
-        """Remove a half-written checkpoint: another start has the directory, and this process is about to end."""
+        """Remove a half-written checkpoint, because another start has the directory and this process will end."""
         disk.remove_leftovers(self._directory, self._name)
 
     @property
@@ -220,8 +222,8 @@ class Checkpointer:
         write: Callable[[Any], None],
         point: Point | None = None,
     ) -> None:
-        """Run `write(copy())` in the background; waits first until the checkpoint before it is finished. `point`:
-        learns of an error."""
+        """Run `write(copy())` in the background, after a wait for the checkpoint under way. `point`: gets the error if
+        there is one."""
         self._wait_written()
         self._copied.clear()
         self._failed = None
@@ -334,10 +336,10 @@ def best_interval(cost_s: float, mean_s: float) -> float:
     """Return the best interval in seconds between checkpoints: each costs `cost_s` (C), and an interruption comes
     every `mean_s` (M) on average.
 
-    It is sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
+    The formula is sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
     17(9), 1974. J. T. Daly's higher order estimate (FGCS 22(3), 2006) differs by less than C, and M is known less
-    precisely than that. The interval is at most M, and at least 2 C, so that a checkpoint takes half of the time at
-    most. The formula does not hold outside of these bounds.
+    precisely than that. The interval is at most M, but never less than 2 C, so that checkpoints take at most half of
+    the time. The formula does not hold outside of these bounds.
     """
     return max(2 * cost_s, min(mean_s, math.sqrt(2 * cost_s * mean_s)))
 

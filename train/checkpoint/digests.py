@@ -23,21 +23,21 @@ from train.run.chain import Digest, first_link, link, receipt
 
 @dataclass(frozen=True)
 class Saved:
-    """The chain in a checkpoint's marker. `digest`: the latest one, which no link has yet."""
+    """The chain in a checkpoint's marker. `digest`: the latest digest, which is in no link yet."""
 
     last: str
     digest: Digest | None
 
 
 class Point:
-    """The chain after a step. `last`: the link of this step. `due`: a copy of these weights has to reach `hash`."""
+    """The chain after a step. `last`: the link of this step. `due`: true if `hash` must get a copy of these weights."""
 
     def __init__(self, step: int, last: str, digest: Future[Digest] | None, due: bool) -> None:
         self.step, self.last, self.due, self._digest = step, last, due, digest
 
     @property
     def digest(self) -> Digest | None:
-        """The latest digest, which no link has yet. Waits for its hash, and raises the error that prevented it."""
+        """The latest digest, which is in no link yet. Waits for its hash, and raises the error that prevented it."""
         return self._digest.result() if self._digest is not None else None
 
     @property
@@ -49,14 +49,14 @@ class Point:
         return receipt(self.last, self.step, self.digest)
 
     def hash(self, model: Mapping[str, Any]) -> None:
-        """Hash a copy of the model's state, if it is due."""
+        """Hash `model`, a copy of the model's state, if a digest is due."""
         if self.due and self._digest is not None and not self._digest.done():
             digest = digest_of(self.step, model)
             with suppress(InvalidStateError):  # the last checkpoint may hash the same weights
                 self._digest.set_result(digest)
 
     def fail(self, error: Exception) -> None:
-        """Note that no copy will come, if one is due."""
+        """If a digest is due, record that `error` prevented it."""
         if self.due and self._digest is not None:
             with suppress(InvalidStateError):
                 self._digest.set_exception(error)

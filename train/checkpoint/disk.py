@@ -3,9 +3,9 @@
 Owns the layout `step-000000200/{model.pt, optimizer.pt, checkpoint.json}`, its writing in two
 phases, its verification and retention. Knows nothing of models or ranks: it writes named objects and loads them again.
 
-`checkpoint.json` is written last, with the size and sha256 of every other file. It makes a directory a checkpoint. A
-rename gives the directory its own name after everything in it is on disk. If a rename is not atomic (object-store
-mounts), the order with the marker last is enough.
+`checkpoint.json` is written last, with the size and sha256 of every other file. This marker makes a directory a
+checkpoint. A rename gives the directory its own name after everything in it is on disk. If a rename is not atomic
+(object-store mounts), the order with the marker last is enough.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Checkpoint:
 def unpickle(source: Path | BinaryIO, mapped: bool = False) -> Any:
     """Load with `weights_only`, so that a checkpoint cannot run code. Tensors are on the CPU.
 
-    `mapped`: leave the tensors of a path in the file until somebody reads them.
+    `mapped`: if `source` is a path, leave the tensors in the file until somebody reads them.
     """
     torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
     if isinstance(source, Path):
-        open_file(source).close()  # refuse a pipe: torch would wait there for a writer
+        open_file(source).close()  # refuse a pipe, because torch would wait there for a writer
     mapped = mapped and isinstance(source, Path)
     return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _named_tuples(kind: type) -> Iterator[type]:
-    """Yield the named tuples that this process has defined. They are safe to load: they only hold values."""
+    """Yield the named tuples that this process has defined. They are safe to load, because they only hold values."""
     children: list[type] = kind.__subclasses__()
     for child in children:
         if hasattr(child, "_fields"):
@@ -121,7 +121,7 @@ def _verify(path: Path, size: int, sha256: str) -> None:
 
 
 def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpoint | None:
-    """Return the newest checkpoint that verifies, or None; call `reject(step, why)` for each newer one."""
+    """Return the newest checkpoint that verifies, or None. Calls `reject(step, why)` for each newer, bad one."""
     for step in reversed(steps_on_disk(directory)):
         try:
             return read(step_directory(directory, step), step)
@@ -152,8 +152,8 @@ def write(
     """Write one checkpoint and make it durable.
 
     `writer` is part of the temporary directory's name, so that two writers never use the same one. `may_publish` is
-    called when all is on disk, just before the checkpoint gets its name. It may wait, or raise an error to abandon the
-    checkpoint. Raises OSError (disk full, …) and then leaves nothing behind.
+    called when all is on disk, just before the checkpoint gets its name. The call may wait, or raise an error to
+    abandon the checkpoint. Raises OSError (disk full, …) and then leaves nothing behind.
     """
     temporary = directory / f".tmp-step-{step:09d}-{writer}"
     try:
@@ -238,7 +238,7 @@ def _to_disk(file: BinaryIO) -> None:
 def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        # Some mounts cannot sync a directory. With the marker written last, that is not needed.
+        # Some mounts cannot sync a directory. The order with the marker last makes the sync unnecessary there.
         with suppress(OSError):
             os.fsync(fd)
     finally:

@@ -83,7 +83,10 @@ def bring_newest(
 def _read_marker(
     store: Store, step: int, stored: dict[str, int]
 ) -> tuple[dict[str, tuple[int, str]], bytes]:
-    """Return the files that the marker lists, and the marker itself. Raises BadCheckpointError if one is missing."""
+    """Return the files that the marker lists, and the marker itself.
+
+    Raises BadCheckpointError if a file is missing or truncated.
+    """
     if MARKER not in stored:
         raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
     try:

@@ -1,9 +1,9 @@
 """The checkpoints of a training, in a store that outlives the machine.
 
-Owns its objects. `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` has the same bytes as in the checkpoint
-directory; checkpoint.json is written last and commits the checkpoint. The others are `metrics/`, `manifest.json`,
-`progress.json` and `status`. Rank 0 alone opens the store, and only the store's owner writes. Knows nothing of models,
-nor of how a store is reached.
+Owns the store's objects. `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` has the same bytes as in the
+checkpoint directory; checkpoint.json is written last and commits the checkpoint. Further objects are `metrics/`,
+`bundles/`, `best.json`, `manifest.json`, `progress.json` and `status`. Only rank 0 uses them, and only the store's
+owner writes them. Knows nothing of models, nor of how a store is reached.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from train.run.status import Status
 # Keep at least two checkpoints. Some mounts upload in the background, so the newest may be missing although its write
 # has returned.
 _MIN_KEPT = 2
-# The file with the number of the store's owner that the last start here was (Owner.turn). The first supervisor of a
-# start removes it, so only processes that were restarted in place find it.
+# The file with the turn (Owner.turn) of the last start on this machine. The first supervisor of a start removes it, so
+# only processes that were restarted in place find it.
 TURN = "store-turn"
-# This scheduler's starts are counted in the checkpoint directory. Another machine has another directory, so the count
+# We count the starts of this scheduler in the checkpoint directory. Another machine has another directory, so the count
 # says nothing there.
 _COUNTS_NOTHING = "sky"
 
@@ -95,8 +95,7 @@ class RemoteCheckpoints:
     def __init__(
         self, store: Store, directory: Path, keep: int, identity: Owner, remembers: bool = False
     ) -> None:
-        """`remembers`: keep the number of this owner in a file, because the job's starts are not counted across
-        machines."""
+        """`remembers`: keep this owner's turn in a file, because the job's starts are not counted across machines."""
         self._store, self._directory = BoundedStore(store), directory
         self._keep, self._identity = keep, identity
         self._turn_file = directory / TURN if remembers else None
@@ -108,7 +107,7 @@ class RemoteCheckpoints:
         self._described: Mapping[str, Any] | None = None
         self._printed: set[str] = set()
         self.committed: int | None = None
-        # The manifest of the starts before this one, if there is one.
+        # The store's manifest of the earlier starts; empty without one.
         self.earlier: list[dict[str, Any]] = []
         self._best: int | None = None
 
@@ -152,7 +151,7 @@ class RemoteCheckpoints:
             manifest = with_retries(self.name, lambda: self._store.read(MANIFEST))
             self.earlier = [provenance.parse(manifest)]
         except (FileNotFoundError, ValueError):
-            pass  # ValueError: of another version, or never whole
+            pass  # ValueError: another version wrote it, or it is not whole
         except OSError as error:
             self._say_problem("the starts before this one cannot be read in", error)
 
@@ -176,7 +175,7 @@ class RemoteCheckpoints:
         except OSError as error:
             self._say_problem("the status of this run cannot be written to", error)
         if self.committed is not None:
-            self._tidy(step)  # the start before may have died between its commit and this
+            self._tidy(step)  # the start before may have died between its commit and its _tidy()
         elif step and step_directory(self._directory, step).is_dir():
             self.push(step, may_publish)
 
@@ -220,7 +219,7 @@ class RemoteCheckpoints:
         self._tidy(step)
 
     def close(self, manifest: Mapping[str, Any] | None = None) -> None:
-        """At the end of the job, write its last rows, its status and its manifest, as they are here. Raises nothing."""
+        """At the end of the job, write its last rows, best.json, progress, status and `manifest`. Raises nothing."""
         try:
             self.owner.check()
             if self._segments is not None:
@@ -237,7 +236,7 @@ class RemoteCheckpoints:
             say(str(error))
         except OSError as error:
             self._say_problem("the last words of the job cannot be written to", error, "")
-        # Release the store, or the next job has to watch for a while whether this one lives.
+        # Release the store, so that the next job need not watch for a while to see that this job has ended.
         with contextlib.suppress(OSError):
             self.owner.release()
         self.owner.close()
@@ -247,7 +246,7 @@ class RemoteCheckpoints:
         self.owner.close()
 
     def give_up(self, reason: str) -> None:
-        """When the job has failed for good, write that to the store, if it answers. Raises nothing."""
+        """Write to the store that the job has failed for good, if the store answers. Raises nothing."""
         self._store.limit()
         with contextlib.suppress(OSError, FencedOffError):
             if self.owner.may_speak():
@@ -261,7 +260,7 @@ class RemoteCheckpoints:
         return f"{self.name}: {describe_error(error)}"
 
     def _remembered(self) -> int | None:
-        """Return the number of the owner that the last start here was, or None if there is no such file."""
+        """Return the turn of the last start on this machine, or None if there is no such file."""
         if self._turn_file is not None:
             with contextlib.suppress(OSError, ValueError):
                 return int(self._turn_file.read_text())
@@ -269,7 +268,7 @@ class RemoteCheckpoints:
 
     def _remember(self) -> None:
         if self._turn_file is not None:
-            with contextlib.suppress(OSError):  # a full disk says so elsewhere
+            with contextlib.suppress(OSError):  # another write reports a full disk
                 replace_file(self._turn_file, f"{self.owner.turn}\n".encode())
 
     def _segments_to(self, step: int) -> Segments:
@@ -287,7 +286,7 @@ class RemoteCheckpoints:
         self.owner.check()
 
     def _check_listed(self, step: int, sizes: dict[str, int]) -> None:
-        """List the store and raise StoreError unless it has these files: other machines see only what it lists."""
+        """List the store and raise StoreError if a file is not listed, because other machines see only listed files."""
         self._contents = contents(self._store)
         stored = self._contents.get(step, {})
         for name, size in sizes.items():
@@ -321,7 +320,8 @@ class RemoteCheckpoints:
             del self._contents[step]
 
     def _write_best(self) -> None:
-        """Write best.json once the store has the best checkpoint; until then keep the best one before it."""
+        """Write best.json once the store has the best checkpoint. Until then the store keeps the one that was best
+        before."""
         best = best_step(self._directory)
         if best not in (None, self._best) and MARKER in self._contents.get(best or 0, {}):
             self._store.write(BEST, (self._directory / BEST).read_bytes())

@@ -42,7 +42,7 @@ class LostOnTheWayError(RuntimeError):
 class NewestCheckpoint:
     """The newest checkpoint, and the rank of the process that found it on its host's disk.
 
-    `earlier`: the start that wrote it, in the form of a manifest, on rank 0 alone.
+    `earlier`: the start that wrote it, in the form of a manifest, only on rank 0.
     """
 
     source: Checkpoint | SentCheckpoint
@@ -121,7 +121,7 @@ def find_newest(
 
 
 def _short(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marker without the parts that grow with the number of hosts: every rank sends it to every other."""
+    """Return the marker without the parts that grow with the number of hosts, because every rank sends it to all."""
     return {name: value for name, value in meta.items() if name not in ("start", "environments")}
 
 

@@ -82,7 +82,7 @@ def _rows(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _end_of(content: bytes, step: int) -> int:
-    """Return the offset after the row of `step`, or after the last step's row before it."""
+    """Return the offset after the row of `step`, or after the last row of an earlier step if `step` has no row."""
     ends = [
         line for line, row in _rows(content) if row.get("kind") == "step" and row["step"] <= step
     ]

@@ -20,8 +20,8 @@ class Selection:
     """The best evaluation and the count for early stop.
 
     `evaluated`: the step of the last evaluation. `best`, `best_step`: the best value and its step. `reference`: the
-    value on which an evaluation has to improve by more than `min_delta`. `waited`: how many evaluations in a row have
-    not.
+    value on which an evaluation has to improve by more than `min_delta`. `waited`: the number of evaluations in a row
+    that have not improved on it.
     """
 
     def __init__(self, config: RunConfig) -> None:

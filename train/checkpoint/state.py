@@ -30,11 +30,11 @@ class State:
         return [each for each in optimizers if isinstance(each, ShardedOptimizer)]
 
     def settle(self) -> None:
-        """Before anybody reads the parameters after a step: wait for those that other ranks have updated."""
+        """Wait for the parameters that other ranks have updated. Call it before you read parameters after a step."""
         for optimizer in self.shards:
             optimizer.settle()
 
     def collect(self) -> None:
-        """Before a checkpoint, on every rank: bring the optimizers' state to rank 0, and wait for the parameters."""
+        """Bring the optimizers' state to rank 0, and wait for the parameters. All ranks call it before a checkpoint."""
         for optimizer in self.shards:
             optimizer.collect()

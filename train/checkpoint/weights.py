@@ -1,6 +1,6 @@
 """Hashes over a model's state: one over all of it, and one of each tensor.
 
-Two runs that ended in the same weights have the same hashes. Owns the bytes of a tensor that are hashed.
+Two runs that ended in the same weights have the same hashes. Owns the choice of a tensor's bytes that are hashed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def weights_sha256(state: Mapping[str, Any]) -> str:
 
 
 def digest_of(step: int, state: Mapping[str, Any]) -> Digest:
-    """Return the hash tree over a `state_dict()`: a sha256 of each tensor's part of weights_sha256, one over these."""
+    """Return the hash tree over a `state_dict()`. Its leaves are the sha256 of each tensor, over the same bytes as in
+    weights_sha256(); its root is the sha256 over the leaves."""
     root, prefixes = hashlib.sha256(), ""
     for parts in _tensors(state):
         tensor = hashlib.sha256()

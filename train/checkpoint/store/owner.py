@@ -40,7 +40,7 @@ class Owner:
 
     `job`: the same for all starts that a scheduler makes of the job. `restarts`: the scheduler's count of its restarts.
     `turn`: the number of this owner in the order of the store's owners. `home`: machine and checkpoint directory, which
-    hold one live start at most. `beat`: changes with every renewal.
+    hold at most one live start. `beat`: changes with every renewal.
     """
 
     job: str
@@ -163,7 +163,8 @@ class Ownership:
         found = read_owner(self._store)
         if found is None or found.token == self._me.token:
             return True
-        return not self._thread.ident and self._me.is_same_job(found)  # it was never taken
+        # A start that has never taken the store may still speak for its own job.
+        return not self._thread.ident and self._me.is_same_job(found)
 
     def close(self) -> None:
         """Stop renewing, because this process ends; the job may go on in another."""

@@ -2,9 +2,9 @@
 
 Owns the few operations that a store needs, and the messages of their errors. Knows nothing of checkpoints.
 
-Relies on whole objects alone, written once from their start to their end. It uses no append, no random write, no
-rename, no link and no lock, and a directory need exist only while something is in it. On some mounts close() does the
-upload, so its errors count, and the size is checked afterwards.
+Writes only whole objects, from their start to their end. Uses no append, no random write, no rename, no link and no
+lock, and a directory need exist only while something is in it. On some mounts close() does the upload, so its errors
+count, and the size is checked afterwards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def open_store(url: str) -> Store:
     path = Path(url).expanduser().absolute()
     parent = path.parent
     if not parent.is_dir() and not any(_is_mount(above) for above in path.parents):
-        # Do not make the directory: then everything would lie on this machine's own disk, and be lost with it.
+        # Do not make the directory, because everything would lie on this machine's own disk, and be lost with it.
         raise StoreError(f"there is no directory {parent}; is the bucket mounted there?")
     return DirectoryStore(path)
 
@@ -82,7 +82,7 @@ class DirectoryStore:
         self._mount = _mount_of(root)
 
     def _check_mounted(self) -> None:
-        """Raise StoreError if the mount is gone: the directory is then on this machine's own disk, not in the store."""
+        """Raise StoreError if the mount is gone, because the directory is then on this machine's own disk."""
         if self._mount is not None and not os.path.ismount(self._mount):
             raise StoreError(f"the mount at {self._mount} is gone; mount the bucket again")
 
@@ -297,7 +297,7 @@ def describe_error(error: OSError) -> str:
         return str(error)
     message = " ".join(str(error.strerror or error).split())
     number = error.errno
-    if number is None:  # from fsspec, whose exceptions carry words only
+    if number is None:  # from fsspec, whose exceptions carry only words
         kinds = {PermissionError: errno.EACCES, FileNotFoundError: errno.ENOENT}
         number = kinds.get(type(error))
         reason = _REASONS.get(number or 0)

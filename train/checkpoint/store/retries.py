@@ -1,6 +1,6 @@
 """Retries and time limits, for a store that fails for a moment and for one that never answers.
 
-Owns the further tries of a start. Runs every operation in a thread of its own, so that a call into a mount that hangs
+Owns the retries of a start. Runs every operation in a thread of its own, so that a call into a mount that hangs
 blocks only this thread. Knows nothing of the store's content.
 """
 
@@ -19,7 +19,7 @@ from train.checkpoint.store.places import Store, StoreError, describe_error
 
 # The pause before each try of a start, in seconds. After the last try the start gives up.
 PAUSES_S = (0.0, 2.0, 10.0, 30.0)
-# How long an operation may take, and the rate that adds time for each byte: a slower store is of no use to a training.
+# How long an operation may take, and the rate that adds time for each byte. A slower store is of no use to a training.
 LIMIT_S = 120.0
 _SLOWEST = 1e6  # bytes/s
 # The interval of the lines that a start prints while it waits.
@@ -34,7 +34,8 @@ class HangsError(StoreError):
 def with_retries(name: str, action: Callable[[], Any]) -> Any:
     """Return the result of `action`, which is tried again if it fails. Raises the error of the last try.
 
-    An error that no further try cures is raised at once. `name`: the store's, for the line that tells of the wait.
+    An error that no further try cures is raised at once. `name`: the name of the store, for the line that tells of the
+    wait.
     """
     failed: OSError | None = None
     for pause in PAUSES_S:
@@ -93,7 +94,7 @@ class StoreCalls:
 
 
 class BoundedStore(StoreCalls):
-    """A store whose operations all go through `Line.run`."""
+    """A store whose operations all go through `StoreCalls.run`."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.name)

@@ -1,7 +1,7 @@
 """The object `stop` in a store: the user's request to stop, made there because the machine cannot be reached.
 
-Owns the object `stop-obeyed`, the name of the job that the request has ended. A recovery of that job stays stopped,
-and the next job removes both objects. The head's supervisor watches, whatever its processes run.
+Owns the object `stop-obeyed`, which names the job that the request has ended. A recovery of that job stays stopped,
+and the next job removes both objects. The head's supervisor watches for the request, whatever program its workers run.
 """
 
 from __future__ import annotations
