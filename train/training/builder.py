@@ -1,4 +1,4 @@
-"""From a name in the spec to a workload: a built-in one, or a function in a file of the user's.
+"""Builds the workload that a name in the spec means: a built-in one, or a function in a file of the user's.
 
 The errors name the missing part.
 """
@@ -34,7 +34,7 @@ def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workl
         _check_args(name, build, args)
         result = build(context, **args)
     except (TrainError, OSError):
-        raise  # a TrainError says enough; an OSError is worth a restart (a file server that is away)
+        raise  # a TrainError says enough; a restart may cure an OSError (a file server that is away)
     except Exception as error:
         if peer_failure(error):
             raise  # a peer has ended, and says itself why

@@ -34,10 +34,10 @@ PREFETCHED = 2
 
 
 class SampleOrder:
-    """A keyed permutation of range(n) for every epoch, computed at the requested position alone.
+    """A keyed permutation of range(n) for every epoch, computed only at the requested positions.
 
-    It is an alternating Feistel network over the smallest power of two that holds n, with cycle walking. That means: a
-    value outside range(n) is permuted again until it falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite
+    It is an alternating Feistel network over the smallest power of two that holds n. Cycle walking permutes a value
+    outside range(n) again until it falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite
     Domains", CT-RSA 2002). The round function is multiply-shift hashing (Dietzfelbinger et al., J. Algorithms 25,
     1997). Nothing is stored, so resuming at any position of a dataset of any size costs nothing.
     """
@@ -77,8 +77,8 @@ class SampleOrder:
     def _rounds(self, x: torch.Tensor) -> torch.Tensor:
         """Do one pass of the network.
 
-        int64 overflow wraps around, and right shifts bring in copies of the sign. Both stay outside of the masks,
-        which have at most 32 bits.
+        int64 overflow wraps around, and right shifts bring in copies of the sign. The masks, which have at most 32
+        bits, cut both off.
         """
         low_mask, high_mask = self._low_mask, self._high_mask
         high, low = x >> self._low_bits, x & low_mask
@@ -102,8 +102,8 @@ def shares_by_weight(micro_batches: int, weights: Sequence[Fraction]) -> tuple[i
     """Return every rank's number of micro-batches: in proportion to its weight, and at least one.
 
     Uses the largest remainder. Each rank gets the whole part of its quota, and the ranks with the largest fractional
-    parts share the rest. Then a rank with none takes one from the rank with most. Ties go to the lower rank, so equal
-    weights give the first ranks one more. Raises TrainError if there are fewer micro-batches than ranks.
+    parts share the rest. Then a rank without a micro-batch takes one from the rank with most. Ties go to the lower
+    rank, so equal weights give the first ranks one more. Raises TrainError if there are fewer micro-batches than ranks.
     """
     if len(weights) > micro_batches:
         raise TrainError(
@@ -146,7 +146,7 @@ class BatchPlan:
         return step * self.global_batch_size, (step + 1) * self.global_batch_size
 
     def indices(self, micro_batches: range, steps: range) -> Iterator[list[int]]:
-        """Yield the samples of these micro-batches of each of `steps`, one list a micro-batch, in order.
+        """Yield the samples of these micro-batches of each of `steps`: one list for each micro-batch, in order.
 
         Computes many steps at a time, so that one step costs next to nothing.
         """
@@ -236,8 +236,8 @@ def fetch_batches(
 
 
 def _prepare_worker(threads: int, _: int) -> None:
-    # torchrun signals a worker's whole session, DataLoader workers included. They must not die of
-    # a request to stop: the step that is under way still needs their batches.
+    # torchrun signals a worker's whole session, DataLoader workers included. They must not die of a request to stop,
+    # because the step that is under way still needs their batches.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGKILL)

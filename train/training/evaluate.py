@@ -29,7 +29,7 @@ Rows = dict[str, torch.Tensor]
 def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, Any]:
     """Return mean loss and metrics over the whole split, weighed by samples, and the results of `finish`.
 
-    `finish` makes numbers, or lists of numbers, of the rows. Returns {} without a split. Every rank gets the same
+    `finish` makes numbers, or lists of numbers, from the rows. Returns {} without a split. Every rank gets the same
     result. The last batch may be smaller, but it is the same batch on any number of processes.
     """
     dataset = workload.eval_dataset
@@ -47,7 +47,7 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, A
 
 
 def names(workload: Workload, device: torch.device, config: RunConfig) -> set[str] | None:
-    """Return the names of the metrics, from the first batch of the split; None if `finish` fails on one batch."""
+    """Return the names of the metrics, from the first batch of the split; None if `finish` fails on this batch."""
     assert workload.eval_dataset is not None
     means, rows = _measure_batches(workload, workload.eval_dataset, range(1), device, config)
     if workload.finish is None:
@@ -55,7 +55,7 @@ def names(workload: Workload, device: torch.device, config: RunConfig) -> set[st
     try:
         with torch.no_grad():
             return {*means[0], *workload.finish(rows[0])}
-    except Exception:  # noqa: BLE001 - for example, a batch of one class; an evaluation will tell
+    except Exception:  # noqa: BLE001 - one class in the batch, for example; an evaluation reports real errors
         return None
 
 
@@ -69,12 +69,12 @@ def _measure_batches(
     rows: list[Rows] = []
     # Restore the buffers afterwards. Otherwise the weights would depend on when evaluations take place.
     saved_buffers = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
-    # Only a warning: an operation of a metric without a deterministic version does not change the weights.
+    # Only warn of a metric's operation without a deterministic version, because it does not change the weights.
     mode = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode(min(mode, 1))
     workload.model.eval()
     try:
-        # Not inference_mode: training could not use a tensor that the model caches here.
+        # Do not use inference_mode, because training could not use a tensor that the model caches here.
         with torch.no_grad():
             for n in batches:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))

@@ -1,4 +1,4 @@
-"""The facts besides its settings that the bits of a run depend on: hardware, libraries, threads.
+"""The facts that the bits of a run depend on in addition to its settings: hardware, libraries, threads.
 
 Owns the list of these facts, and pins some of them.
 """
@@ -18,7 +18,7 @@ from train.run.bundle import LISTING, PACKAGE_ROOT
 from train.run.config import RunConfig
 from train.run.provenance import LIBRARY_FLAGS
 
-# Settings that may change between two runs of one job without changing what is computed.
+# The settings that may change between two starts of a run without a change of the computed steps.
 _FREE = {
     "world_size", "shares", "weight", "balance", "shard", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
     "eval_every", "best_metric", "best_mode", "patience", "min_delta", "log_every", "digest", "trackers", "profile", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
@@ -30,18 +30,18 @@ def pin(threads: int) -> None:
     """Fix the choices that torch would otherwise make by machine or by timing."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
-    # Warn only: on a GPU, repeats.check decides if the model can train in the mode "error". This call and the variable
-    # avoid an import of the compiler, which costs as much as torch itself.
+    # Only warn, because on a GPU repeats.check decides if the model can train in the mode "error". This call and the
+    # variable avoid an import of the compiler, which costs as much as torch itself.
     torch.set_deterministic_debug_mode("warn")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
-    # Do not fill new tensors: that would hide reads of uninitialised memory, and cost a pass over each.
+    # Do not fill new tensors, because that would hide reads of uninitialised memory, and cost a pass over each tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
 
 def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
-    """Return everything outside the settings that the bits depend on."""
+    """Return the facts that the bits depend on in addition to the settings."""
     on_gpu = device.type == "cuda"
     return {
         "torch": torch.__version__,

@@ -61,7 +61,7 @@ def _checked_optimizers(returned: Any) -> tuple[torch.optim.Optimizer, ...]:
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     decay = config.weight_decay
-    # torch.sqrt uses MKL, whose square root depends on the processor's maker; the fused update has its own.
+    # torch.sqrt uses MKL, whose square root depends on the processor's maker. The fused update has its own square root.
     fused = True if config.determinism == PORTABLE else None
     if config.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=decay, fused=fused)

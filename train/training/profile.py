@@ -1,4 +1,4 @@
-"""torch.profiler over some steps: a trace for each rank, and a table of their times.
+"""torch.profiler over some steps: a trace for each rank, and a table of the ranks' times.
 
 Owns the range of steps, the files below profile/ and the table. Outside of the range it does nothing.
 """
@@ -21,12 +21,12 @@ _OPERATORS = 8
 
 
 class Profile:
-    """This rank's part. All ranks begin and end at the same step, because they exchange the table's rows."""
+    """The profile on one rank. All ranks begin and end at the same step, because they exchange the table's rows."""
 
     def __init__(
         self, steps: tuple[int, int], directory: Path, world: World, clock: StepClock
     ) -> None:
-        """`steps`: the first and the last step; `clock`: the trainer's."""
+        """`steps`: the first and the last step. `clock`: the trainer's clock."""
         self._first, self._last = steps
         self._directory, self._world, self._clock = directory, world, clock
         self._steps = range(0)
@@ -62,7 +62,7 @@ class Profile:
             profiler.stop()
             operators = profiler.key_averages()
             compute_s = step_s - exchange_s - data_s
-            if self._world.device.type == "cuda":  # the host only waits: take the kernels' times
+            if self._world.device.type == "cuda":  # the host only waits; use the kernels' times
                 kernels = [(each.key, each.self_device_time_total) for each in operators]
                 exchange_s = self._seconds(t for name, t in kernels if "nccl" in name.lower())
                 compute_s = self._seconds(t for name, t in kernels if "nccl" not in name.lower())

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 class StartFacts:
     """A start of a run, as manifest.json and the checkpoints describe it.
 
-    `shares`: the micro-batches of each rank in a step. `repeats`: whether a micro-batch gives the same bits when it
-    is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
-    before this one, as the checkpoint names them. `marker`: the checkpoint's marker, if there is a checkpoint.
-    `checkpoint_host`: the host that had it, "" if it is this one.
-    `hosts` and `environments` are entries of manifest.json under these names.
+    `shares`: the micro-batches of each rank in a step. `repeats`: true if a micro-batch gives the same bits when it is
+    computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts before this
+    one, as the checkpoint names them. `marker`: the checkpoint's marker, if there is a checkpoint. `checkpoint_host`:
+    the host on whose disk the checkpoint was found, "" if that is this host. `hosts` and `environments`: the values of
+    manifest.json under these names.
     """
 
     config: RunConfig
@@ -99,7 +99,7 @@ class Records:
         config, world, workload = facts.config, facts.world, facts.workload
         start_step = state.step
         disk.remove_leftovers(directory)
-        if (best_step(directory) or 0) > start_step:  # its step will come, and be evaluated, again
+        if (best_step(directory) or 0) > start_step:  # that step will come again
             (directory / BEST).unlink(missing_ok=True)
         marker = facts.marker or {}
         about, run = _describe_run(facts, fence), str(marker.get("tracker_run", ""))
@@ -107,7 +107,7 @@ class Records:
             run = trackers.run_id(directory, run)
         if run:
             about["tracker_run"] = (
-                run  # in each checkpoint: a machine that takes over goes on with its curves
+                run  # each checkpoint has this id, so that a machine that takes over continues the curves
             )
         entry = _describe_start(facts, about, start_step)
         earlier = [*facts.earlier, *(remote.earlier if remote is not None else ())]
@@ -141,7 +141,7 @@ class Records:
         was = read_status(directory)
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
         self._write_row("start", start_step, **sizes, after=after)
-        if not config.elastic:  # there a change of hosts is a restart to torchrun, too
+        if not config.elastic:  # torchrun counts a change of hosts as a restart, too
             say_restart("" if start_step else "; there is no checkpoint yet, so it starts over")
         if start_step:
             if not facts.checkpoint_host:
@@ -209,17 +209,17 @@ class Records:
         self.say(f"share: auto, micro-batches from step {step + 1} on: {listed}")
 
     def due(self, step: int) -> bool:
-        """Return whether to take a checkpoint after `step` complete steps. The last step's is taken at the end."""
+        """Return whether to take a checkpoint after `step` complete steps. save_last() takes the last step's."""
         return step < self._last_step and self.checkpointer.due(step)
 
     def commit(self, state: State, due: bool, is_best: bool) -> None:
-        """Take a checkpoint if one is due, or if its evaluation was the best so far.
+        """Take a checkpoint if one is due, or if the evaluation of this step was the best so far.
 
-        Call it after the rows of its step are written, so that every committed step is on record. Raises
+        Call it after the rows of this step are written, so that every committed step is on record. Raises
         FencedOffError.
         """
         if due or is_best:
-            self.checkpointer.save(state, is_best)  # and hash its copy
+            self.checkpointer.save(state, is_best)  # this also hashes the copy
         elif self._chain is not None and self._chain.here.due and state.step < self._last_step:
             state.settle()
             self._chain.take(state.model)
@@ -272,7 +272,7 @@ class Records:
     def close(self, word: str, step: int, reason: str = "") -> None:
         """Write the final status `word`, "done" or "stopped", and print the end of the run.
 
-        `reason`: why it was stopped. Raises FencedOffError, and TrainError if the status cannot be written or the
+        `reason`: why the run was stopped. Raises FencedOffError, and TrainError if the status cannot be written or the
         attempt has failed already.
         """
         self._record_checkpoints()
@@ -355,7 +355,7 @@ def _digest(digest: Digest | None) -> dict[str, Any]:
 def _named_for_good() -> Iterator[None]:
     """Within this context, raise TrainError with the path for an OSError that no restart cures.
 
-    These are: no permission, a read-only file system, and a directory in the place of the file.
+    Such errors are: no permission, a read-only file system, and a directory in the place of the file.
     """
     try:
         yield

@@ -33,8 +33,8 @@ _COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|
 
 @dataclass(frozen=True)
 class Repetition:
-    """A rank's finding. `difference`: in words, "" if both results have the same bits. `loss`: the first loss, or
-    None. `operation`: torch's name of one without a deterministic version, "" if there is none."""
+    """The result on one rank. `difference`: the difference in words, "" if both results have the same bits. `loss`: the
+    first loss, or None. `operation`: an operation without a deterministic version, by torch's name, or ""."""
 
     difference: str
     loss: float | None
@@ -48,10 +48,11 @@ def check(
     world: World,
     may_meet: bool = False,
 ) -> bool:
-    """Compute a micro-batch twice on every rank, as `read` returns it twice. Return whether all bits are the same.
+    """Compute the micro-batch that `read` returns twice, on every rank. Return whether all bits are the same.
 
-    On a GPU, torch is in the debug mode "error" afterwards: in the mode "warn", the backward pass of attention does not
-    repeat its bits. If an operation has no deterministic version, the mode is "warn", and rank 0 prints a warning.
+    On a GPU, torch is in the debug mode "error" afterwards, because in the mode "warn" the backward pass of attention
+    does not repeat its bits. If an operation has no deterministic version, the mode is "warn", and rank 0 prints a
+    warning.
     """
     if world.device.type == "cpu":
         return report(repeat(model, compute, read(), may_meet), world)
@@ -108,7 +109,7 @@ def _repeat(
     results = []
     model.train()
     for batch in batches:
-        with _state_kept(model):  # as every micro-batch of a step starts from the same buffers
+        with _state_kept(model):  # because every micro-batch of a step starts from the same buffers
             loss = compute(batch)
             loss.backward()
             results.append((loss.detach(), [p.grad for _, p in named]))
@@ -159,7 +160,7 @@ class _CollectiveError(Exception):
 def _no_collectives() -> Iterator[None]:
     """Within this context a collective of this thread raises _CollectiveError.
 
-    Wraps the methods of the process group, so it works by whatever name the user's code has imported a function.
+    Wraps the methods of the process group, so that the name by which the user's code calls a function does not matter.
     """
     thread = threading.get_ident()
 
@@ -173,7 +174,7 @@ def _no_collectives() -> Iterator[None]:
         return call
 
     group = dist.ProcessGroup
-    # Take them from vars(): a method from getattr() would not bind to a group after it is put back.
+    # Take the methods from vars(), because a method from getattr() would not bind to a group after it is put back.
     methods = {name: each for name, each in vars(group).items() if _COLLECTIVE.match(name)}
     for name, method in methods.items():
         setattr(group, name, watched(method))
@@ -186,7 +187,7 @@ def _no_collectives() -> Iterator[None]:
 
 @contextmanager
 def _state_kept(model: torch.nn.Module) -> Iterator[None]:
-    """At the end of this context, clear the gradients and restore the buffers, replaced or created ones too."""
+    """At the end of this context, clear the gradients, and restore the set of buffers and their values."""
     kept = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
@@ -201,7 +202,7 @@ def _state_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _differing_values(first: Any, second: Any, path: str = "") -> Iterator[str]:
-    """Yield the places where two batches differ, as `[0]` or `['image']`. Compares tensors only, in dicts, lists and
+    """Yield the places where two batches differ, as `[0]` or `['image']`. Compares only the tensors in dicts, lists and
     tuples."""
     if isinstance(first, torch.Tensor):
         if not isinstance(second, torch.Tensor) or not _same_bits(first, second):

@@ -40,9 +40,9 @@ def set_global(seed: int, device: torch.device) -> None:
 
 
 def set_global_for_data(seed: int, device: torch.device = _CPU) -> None:
-    """Do the same for all generators that a dataset or a transform may draw from, numpy's included."""
+    """Like set_global(), for all generators that a dataset or a transform may draw from, numpy's included."""
     set_global(seed, device)
-    # Seed numpy only if the user's code has imported it: training itself does not need numpy.
+    # Seed numpy only if the user's code has imported it, because training itself does not need numpy.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)

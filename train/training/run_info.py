@@ -15,12 +15,12 @@ from train.run.replaced import Replacement
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Made once by the worker, before torch is imported.
+    """Made once by the worker.
 
-    `argv`: the arguments that `config` was parsed from, for manifest.json. `attempt`: this acquisition of the
-    directory, "" if the process was started by hand. `node` and `failures` are there if a launch script on each of
-    several hosts started the job. `reporter` sends heartbeats. `replaced` ends this process when a later start has
-    taken over.
+    `argv`: the arguments that `config` was parsed from, for manifest.json. `attempt`: the id of this acquisition of the
+    directory, "" if the process was started by hand. `node`, `failures`: None unless a supervisor on each of several
+    hosts started the job. `reporter`: sends heartbeats. `replaced`: ends this process when a later start has taken
+    over.
     """
 
     config: RunConfig

@@ -1,7 +1,7 @@
-"""The micro-batches of each rank in a step: those of the start, and with `share: auto` those that were measured since.
+"""The micro-batches of each rank in a step: planned at the start, and with `share: auto` changed by measured times.
 
-Owns the moment of a change. A change takes effect at a step boundary, and not before the steps whose batches the data
-workers have already been asked for. Decisions: train/distributed/balance.py.
+Owns the moment of a change. A change takes effect at a step boundary, after all steps whose batches were already
+requested from the data workers. train/distributed/balance.py decides on the changes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Part(Protocol):
     """A part of the training that depends on the ranges."""
 
     def assign(self, ranges: Sequence[range], rank: int) -> None:
-        """From the next step on, the ranks have these micro-batches. `rank`: this process."""
+        """From the next step on, the ranks have these micro-batches. `rank`: the rank of this process."""
 
 
 class Shares:
-    """The ranges of the ranks in the step to come.
+    """The ranges of the ranks in the next step.
 
-    `balances`: the ranges may change. Each of `parts` is told of a change.
+    `balances`: true if the ranges may change. `parts`: the parts of the training that get a change.
     """
 
     def __init__(self, ranges: Sequence[range], rank: int, config: RunConfig) -> None:
@@ -77,9 +77,9 @@ class Shares:
         return self.own
 
     def stepped(self, step: int, rank_times: Sequence[Sequence[float]]) -> bool:
-        """After `step` complete steps, on every rank alike: take the times. Returns whether the next step has new ranges.
+        """Take the times after `step` complete steps. Returns whether the next step has new ranges, on all ranks alike.
 
-        `rank_times`: each rank's report, or nothing.
+        `rank_times`: the times of each rank; empty if this step did not exchange them.
         """
         if self.balances and rank_times and self._next is None:
             self._observe(step, rank_times)
@@ -104,8 +104,8 @@ class Shares:
     def change(self, step: int, counts: Sequence[int]) -> None:
         """After `step` complete steps, let the ranks have `counts` micro-batches as soon as that is possible.
 
-        Data workers have the keys of the next batches already. The rank with the fewest micro-batches has the keys of
-        most steps, so this is counted for that rank, and all ranks change at the same step.
+        Data workers already have the keys of the next batches. On the rank with the fewest micro-batches these keys
+        are of most steps, so that rank sets the step at which all ranks change.
         """
         effective = step + math.ceil(self._prefetched / min(self.counts))
         assert self._drawn_step < effective

@@ -46,8 +46,8 @@ from train.training.shares import Shares
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# How long the peers wait while rank 0 downloads a checkpoint from a store or uploads one: it may be large, and the
-# store far away.
+# How long the peers wait while rank 0 downloads a checkpoint from a store or uploads one, because a checkpoint may be
+# large and a store far away.
 STORE_S = 6 * 3600.0
 
 
@@ -55,9 +55,9 @@ STORE_S = 6 * 3600.0
 class Meeting:
     """The world that a worker has joined.
 
-    `shares`: the micro-batches of each rank in a step. `environments`: the hosts' environments by their
-    hash, on rank 0 alone. `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone.
-    `host`: the status of this host, on the first rank of each of several hosts.
+    `shares`: the micro-batches of each rank in a step. `environments`: the hosts' environments by their hash, only on
+    rank 0. `stop`: the request to stop. `fence`: the right to write to the directory, only on rank 0. `host`: this
+    host's own directory with its status, only on the first rank of each of several hosts.
     """
 
     world: World
@@ -77,7 +77,7 @@ def meet(info: RunInfo) -> Meeting:
     check_world_size(config, rank_info, node is not None)
     fence = None
     if rank_info.rank == 0 and node is None:
-        # Started without a launch script, rank 0 claims the directory for itself.
+        # If no supervisor has claimed the directory, rank 0 does.
         fence = Fence(directory, info.attempt or claim_by_hand(directory))
     numerics.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
@@ -122,7 +122,7 @@ def check_world_size(config: RunConfig, rank_info: RankInfo, among_hosts: bool) 
         return
     mismatch = f"planned for {config.world_size} processes and started as {rank_info.world_size}"
     if among_hosts and rank_info.world_size < (config.world_size or 0):
-        # The host's script counted the processes from the list of nodes, so a node of the list is missing.
+        # The supervisor counted the processes from the list of nodes, so a node of the list is missing.
         raise TrainError(
             f"{mismatch}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
             "apart or more; compare them (`date +%s` on each at once; `ddpgen explain CLK001`), let "
@@ -143,7 +143,8 @@ def counts(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
 
 
 def keep_if_hosts_differ(shares: Shares, assembly: agreement.Assembly, rank: int) -> None:
-    """Let no micro-batch move if hosts may compute other bits: the weights would depend on the moment of a change."""
+    """Let no micro-batch move if hosts may compute other bits, because the weights would depend on the moment of a
+    change."""
     if not shares.balances or not (assembly.differences() or assembly.other_bits()):
         return
     shares.balances = False
@@ -155,7 +156,7 @@ def keep_if_hosts_differ(shares: Shares, assembly: agreement.Assembly, rank: int
 
 
 def claim_by_hand(directory: Path) -> str:
-    """Do a launch script's part: take the directory, and delete an old request to stop. Returns the attempt id."""
+    """Do a supervisor's part: take the directory, and delete an old request to stop. Returns the attempt id."""
     job = os.environ.get("DDPGEN_JOB", "(started by hand)")
     attempt = claim(directory, job, os.getpid(), scheduler=os.environ.get(VARIABLE, ""))
     (directory / "stop").unlink(missing_ok=True)
@@ -173,7 +174,7 @@ def connect_reporters(reporter: Reporter, world: World) -> None:
 
 @contextmanager
 def end_all_when_fenced_off(node: Node | None) -> Iterator[None]:
-    """Within this context, if rank 0 may not write any more, end the job on all of several hosts."""
+    """Within this context, end the job on all hosts if rank 0 may not write any more."""
     try:
         yield
     except FencedOffError as error:
@@ -189,8 +190,9 @@ def open_store(
 ) -> Iterator[RemoteCheckpoints | None]:
     """If there is a store, rank 0 takes it and downloads its newest checkpoint.
 
-    Yields the store on rank 0, and None elsewhere or without a store. Raises TrainError on every rank if rank 0 fails
-    here. A job that fails for good within this context records the reason in the store.
+    Yields the store on rank 0, and None on other ranks or without a store. Raises TrainError on every rank if rank 0
+    cannot take the store or download from it. A job that fails for good within this context records the reason in the
+    store.
     """
     if not config.checkpoint_store:
         yield None
@@ -218,7 +220,7 @@ def open_store(
 def check_settings(
     config: RunConfig, settings: dict[str, Any], world: World, newest: NewestCheckpoint
 ) -> list[str]:
-    """Compare this run with the one that wrote the checkpoint, and return the accepted changes of its settings.
+    """Compare this run with the one that wrote the checkpoint, and return the accepted changes of settings.
 
     Raises TrainError if the settings differ and the changes are not accepted. Warns if only the bits may differ.
     """

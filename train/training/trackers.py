@@ -1,7 +1,7 @@
 """The rows of metrics.jsonl, sent to TensorBoard, Weights & Biases or MLflow while they are written.
 
 Owns a process for each tracker, started by rank 0. The process follows the file, so a library that hangs, crashes
-or draws random numbers affects no step. It sends the steps that the tracker lacks: after a restart, no step twice.
+or draws random numbers affects no step. It sends only steps that the tracker lacks, so a restart sends no step twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from train.base.console import say
 from train.run.bundle import PACKAGE_ROOT
 from train.run.metrics import RESERVED
 
-# How long a tracker may take for its last rows: the machine may be about to go.
+# How long a tracker may take for its last rows, because the machine may be about to be taken away.
 FINISH_S = 10
 _POLL_S = 1.0
 
@@ -38,7 +38,7 @@ class Points(NamedTuple):
 
 
 class Tracker(Protocol):
-    """The destination of the points. `last`: the last step that it has."""
+    """The destination of the points. `last`: the last step that the destination has."""
 
     last: int
 
@@ -46,14 +46,14 @@ class Tracker(Protocol):
         """Send these points, which come in the order of their steps. Returns when all are sent."""
 
     def close(self, end: str) -> None:
-        """Close the run there. `end`: done, stopped or left; "" after a crash."""
+        """Close the run at the destination. `end`: done, stopped or left; "" after a crash."""
 
 
 Processes = list["subprocess.Popen[bytes]"]
 
 
 def start(names: Sequence[str], directory: Path, run: str, step: int, log_every: int) -> Processes:
-    """Start a process for each of these trackers and return them; they end when this process does.
+    """Start a process for each of these trackers, and return the processes. They end when this process does.
 
     `run`: an id that is the same at every start of a job. `step`: the step where this start begins. `log_every`: steps
     between two measurements of the speed. metrics.jsonl must exist, and must have no row of this start yet.
@@ -109,7 +109,7 @@ class TensorBoard:
         writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
         self.last = step if any(Path("tensorboard").glob("*tfevents*")) else 0
         self._writer = writer("tensorboard")
-        # As torch's SummaryWriter(purge_step=…) does: readers drop the steps from here on, which come again.
+        # As torch's SummaryWriter(purge_step=…) does, tell readers to drop the steps after `last`, which come again.
         start = protos.SessionLog(status=protos.SessionLog.START)
         self._writer.add_event(protos.Event(step=self.last + 1, session_log=start))
 
@@ -125,8 +125,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases. Its own variables set the project, and whether it is online (WANDB_PROJECT,
-    WANDB_MODE)."""
+    """A run of Weights & Biases. WANDB_PROJECT sets the project, and WANDB_MODE says whether the run is online."""
 
     def __init__(self, run: str, name: str, manifest: Mapping[str, Any], step: int) -> None:
         wandb = import_module("wandb")
@@ -146,8 +145,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow. Its own variables set the server and the experiment (MLFLOW_TRACKING_URI,
-    MLFLOW_EXPERIMENT_NAME)."""
+    """A run of MLflow. MLFLOW_TRACKING_URI sets the server, and MLFLOW_EXPERIMENT_NAME the experiment."""
 
     def __init__(self, run: str, name: str, manifest: Mapping[str, Any], step: int) -> None:
         self._mlflow, self._entities = import_module("mlflow"), import_module("mlflow.entities")
@@ -208,7 +206,7 @@ def points(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Follower:
-    """Reads the rows of this start, and the earlier ones that count and that the tracker lacks."""
+    """Reads the rows of this start, and the rows of earlier starts that count and that the tracker lacks."""
 
     def __init__(
         self, tracker: Tracker, manifest: Mapping[str, Any], step: int, size: int, log_every: int
@@ -278,13 +276,13 @@ def main(name: str, directory: str, run: str, *numbers: str) -> None:
             f"pip install {name}; training goes on without it",
             0,
         )
-    except Exception as error:  # noqa: BLE001 - of a library, told once
+    except Exception as error:  # noqa: BLE001 - an error of the library, reported once
         say(f"{name} failed with {type(error).__name__}: {error}; training goes on without it", 0)
 
 
 def _end(name: str, ended: threading.Event) -> None:
-    """Wait until the training says that it has ended, or has died; then end this process within FINISH_S seconds."""
-    os.read(0, 1)  # not through sys.stdin, whose lock would hold up the exit
+    """Wait until the training has said that it is over, or has died. Then end this process within FINISH_S seconds."""
+    os.read(0, 1)  # not through sys.stdin, because its lock would hold up the exit
     ended.set()
     time.sleep(FINISH_S)
     say(f"{name} has not taken the last rows within {FINISH_S} s; they may be missing there", 0)
