@@ -1,7 +1,7 @@
 """Several hosts as one job: the facts they exchange when they meet, and their agreements.
 
-Owns the agreement on the launch, on the holder of the checkpoint directory and on each process' share of a
-step, and the words for it. Knows nothing of models or steps.
+Owns the agreement on the launch, on the holder of the checkpoint directory and on each process' share of a step, and
+the messages about these. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from train.run.node import Node
 from train.run.portable import PORTABLE, is_met
 from train.run.status import Status, write_status
 
-# Rank 0 may have to watch a holder on another machine for one to three minutes before it counts as dead.
+# Rank 0 may have to watch a holder on another machine for one to three minutes before the holder counts as dead.
 TAKE_S = 300.0
 
 
@@ -115,7 +115,7 @@ class Assembly:
         }  # fmt: skip
 
     def gather_environments(self, world: World, own_environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the hosts' environments, by their hash, on rank 0. One host of each kind sends its own.
+        """Return the hosts' environments, by their hash, on rank 0. If several are equal, only one host sends its own.
 
         `own_environment`: the environment of this host.
         """
@@ -137,7 +137,7 @@ class Assembly:
         ]
 
     def devices(self) -> str:
-        """The kind of device, or the kinds where they differ."""
+        """The kind of device, or the kinds if they differ."""
         return " and ".join(sorted({m.device for m in self.members}))
 
     def differences(self) -> list[str]:
@@ -161,8 +161,8 @@ class Assembly:
         ]
 
     def other_bits(self) -> list[str]:
-        """Return the hosts where the bit probe gave other results than on most hosts, with the operations. Between
-        equally many, the first host's results count."""
+        """Return the hosts where the bit probe gave other results than on most hosts, with the operations. If two
+        results are equally frequent, the earlier host's result is the reference."""
         results = {member.host: member.facts.get("bits", {}) for member in self.firsts}
         known = Counter(frozenset(each.items()) for each in results.values())
         usual = known.most_common(1)[0][0]
@@ -190,7 +190,7 @@ def assemble(
     nic = os.environ.get("GLOO_SOCKET_IFNAME", "")
     me = Member(weight, world.device.type, facts, socket.gethostname(), nic, environment)
     if node is not None:
-        # One process of each node looks at its disk.
+        # Only one process of each node looks at the node's disk.
         steps = steps_on_disk(directory) if world.rank_info.local_rank == 0 else []
         step = max(steps, default=0)
         me = replace(me, host=node.name, attempt=node.attempt, launch=node.launch(), step=step)
@@ -203,17 +203,18 @@ def assemble(
 def enter(node: Node, assembly: Assembly) -> None:
     """Enter a new generation in this host's node directory, and remember the launch.
 
-    Raises FencedOffError when the host's script was started again, TrainError when the same hosts have crashed twice
-    without committing a step in between.
+    Raises FencedOffError when a later supervisor of this host has claimed the node directory, TrainError when the same
+    hosts have crashed twice without committing a step in between.
     """
-    Fence(node.directory, node.attempt, assembly.start).close()  # its supervisor keeps it alive
+    Fence(node.directory, node.attempt, assembly.start).close()  # the supervisor renews the lock
     node.remember(assembly.launch)
 
 
 def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence | None:
-    """Rank 0 takes the checkpoint directory for the launch and enters a new generation; the other ranks wait for it.
+    """Rank 0 takes the checkpoint directory for the launch and enters a new generation. The other ranks wait for that.
 
-    Returns the fence, on rank 0 alone. Raises TrainError on every rank if rank 0 cannot take the directory.
+    Returns the fence on rank 0, and None on other ranks. Raises TrainError on every rank if rank 0 cannot take the
+    directory.
     """
     fence, why = None, ""
     if world.rank == 0:
@@ -221,7 +222,7 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
             launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
             job = os.environ.get("DDPGEN_JOB", "?")
             lock.take(directory, job, launcher, assembly.launch, os.environ.get(VARIABLE, ""))
-            # Overwrite the final status of an earlier world of this launch: this world's end is still open.
+            # Overwrite the final status of an earlier world of this launch, because this world has not ended.
             step = assembly.start.step
             write_status(directory, Status("running", assembly.launch, step))
             fence = Fence(directory, assembly.launch, assembly.start)

@@ -1,7 +1,7 @@
 """`share: auto`: how many micro-batches of a step each rank computes, by its measured seconds. Imports no torch.
 
-Owns the decision. It follows from the times that all ranks receive in the step's exchange, so every rank decides the
-same without a further message. The bits of the training do not depend on it.
+Owns the decision. The decision follows from the times that all ranks receive in the step's exchange, so every rank
+decides the same without a further message. The bits of the training do not depend on the decision.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-# A window of reports has at least this many steps and seconds: single steps differ by chance.
+# A window of reports has at least this many steps and seconds, because single steps differ by chance.
 WINDOW_STEPS = 5
 WINDOW_S = 0.5
-# The even split is left if that makes a step shorter by this part. It comes back if the gain falls below KEEP.
+# The split of the start is given up if another split makes a step shorter by LEAVE. It comes back if that gain falls
+# below KEEP.
 LEAVE, KEEP = 0.10, 0.05
 
 
 def fastest(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
     """Return the numbers of micro-batches with the shortest step: at least one for each rank.
 
-    `seconds`: of a micro-batch, for each rank. Each micro-batch goes to the rank that would then be done first; ties go
-    to the lower rank. This is the optimum for equal tasks.
+    `seconds`: the seconds of a micro-batch on each rank. Each micro-batch goes to the rank that would then be done
+    first; ties go to the lower rank. This is the optimum for equal tasks.
     """
     counts = [1] * len(seconds)
     queue = [(2 * each, rank) for rank, each in enumerate(seconds)]
@@ -35,9 +36,9 @@ def fastest(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
 def decide(
     seconds: Sequence[float], counts: tuple[int, ...], even: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the numbers of micro-batches to go on with. `counts`: the present ones. `even`: those of the start.
+    """Return the numbers of micro-batches to go on with. `counts`: the present numbers. `even`: those at the start.
 
-    With the same `seconds`, the result stays the same when it is the present one.
+    The result is stable: with the same `seconds` and the result as `counts`, the next result is the same.
     """
 
     def step_s(of: Sequence[int]) -> float:
@@ -50,10 +51,10 @@ def decide(
 
 
 class Balancer:
-    """Decides from successive reports, the same on every rank.
+    """Makes the same decisions on every rank, from successive reports.
 
-    A rank's seconds are the lower ones of the last two windows: one slow window may be chance. After a change both
-    windows begin again, so there are at least 2 * WINDOW_STEPS steps between two changes.
+    A rank's seconds are the lower ones of the last two windows, because one slow window may be chance. After a change
+    both windows begin again, so there are at least 2 * WINDOW_STEPS steps between two changes.
     """
 
     settled = False
@@ -66,7 +67,7 @@ class Balancer:
         self.change(counts, step)
 
     def change(self, counts: Sequence[int], step: int) -> None:
-        """The ranks have `counts` micro-batches after `step`."""
+        """Note that the ranks have `counts` micro-batches after `step`."""
         self._counts = tuple(counts)
         self._windows: list[list[float]] = []
         self.settled = False

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from train.run.portable import PORTABLE
 
-# Observed with torch 2.13 on x86 by changing one setting at a time, MKL's choice by processor maker among them.
+# Observed with torch 2.13 on x86, with one setting changed at a time. One of the settings was the processor's maker, by
+# which MKL chooses.
 _CAUSES = {
     "gemm": "MKL's kernels (MKL_CBWR, MKL_ENABLE_INSTRUCTIONS)",
     "adamw": "MKL's square root, another on Intel's processors than on AMD's",
@@ -44,7 +45,7 @@ def probe(device: torch.device, determinism: str = "default") -> Mapping[str, st
 
 
 def differing_operations(reference: Mapping[str, str], results: Mapping[str, str]) -> list[str]:
-    """Return the operations that are in both and gave different bits."""
+    """Return the operations that are in both mappings and gave different bits."""
     return [name for name in reference if name in results and reference[name] != results[name]]
 
 

@@ -36,7 +36,7 @@ class Buffers:
         self._live = [_get(module, name) for module, name in self._names]
         self._start = [buffer.clone() for buffer in self._live]
         self._versions = [buffer._version for buffer in self._live]
-        # In order, and asked for each buffer in every micro-batch.
+        # A dict, because it keeps the order and every micro-batch looks up each buffer in it.
         self._known_to_change: dict[int, None] = {}
         self._new: set[int] = set()
         self._known_sums = LocalSums(own_micro_batches, leaves)
@@ -45,8 +45,8 @@ class Buffers:
         self._total: Waitable | None = None
         self._reducer, self._leaves = reducer, leaves
         self._steps = 0
-        # Always take these to be written to, because torch does not count it. A step may still leave them alone: the
-        # layer may be frozen.
+        # Always take these buffers as written, because torch does not count the writes to them. A step may still leave
+        # them alone, because the layer may be frozen.
         self._uncounted = {
             i for i, (module, _) in enumerate(self._names) if isinstance(module, _NormBase)
         }
@@ -88,9 +88,9 @@ class Buffers:
             self._total = self._sum(self._known_sums, [0], [self._change(self._known_to_change)])
 
     def changed(self) -> list[float]:
-        """Return one number for each buffer: 1.0 if this rank saw it change and it was not known, else 0.0.
+        """Return one number for each buffer: 1.0 if this rank saw the buffer change and did not know that, else 0.0.
 
-        The sum over all ranks lets them agree on the buffers to combine.
+        The sum over all ranks lets the ranks agree on the buffers to combine.
         """
         return [float(i in self._new) for i in range(len(self._live))]
 
@@ -114,7 +114,7 @@ class Buffers:
         return start.new_zeros(start.numel(), dtype=torch.float64) if change is None else change
 
     def _newly_changed(self) -> list[int]:
-        # Compare by value in the first step only, because that costs a pass over the buffers (and on a GPU a wait).
+        # Compare by value only in the first step, because that costs a pass over the buffers (and on a GPU a wait).
         return [
             i
             for i in range(len(self._live))
@@ -163,7 +163,7 @@ class Buffers:
         return f"{name!r} of {type(module).__name__}"
 
     def _change(self, buffers: Collection[int]) -> torch.Tensor:
-        """Return the changes of these buffers, flat, in double precision: integers stay exact."""
+        """Return the changes of these buffers, flat, in double precision, so that integers stay exact."""
         if not buffers:
             return torch.zeros(0, dtype=torch.float64)
         self._check_new([i for i in buffers if i not in self._known_to_change])

@@ -3,7 +3,7 @@
 Owns the broadcast of the reason, through the TCPStore in which the processes met. The store exists before any
 process group, and it works even while a collective hangs. Every process waits there for a reason, on a connection of
 its own. A crash, which a restart may cure, is sent in the same way and ends no other process. A process that then
-loses the crashed one names that crash as the cause. Knows nothing of what can fail.
+loses the crashed one names that crash as the cause. Knows nothing of the possible causes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ WAIT_S = 60.0
 LAST_WAIT_S = 5.0
 # How long a process that loses a peer waits for the peer's reason.
 WORD_S = 1.5
-# How long it may take to write the reason to the status: on a busy disk, on a file server.
+# How long it may take to write the reason to the status, even on a busy disk or a file server.
 _WRITE_S = 60.0
 _FINAL, _CRASH = "final", "crash"
-# Two words at most: the first one of any process, and after a crash the first final one.
+# The keys of two words: the first word of any process, and the first final word if that one was a crash.
 _KEYS = ("failure/first", "failure/final")
 
 
 class FatalErrorBroadcast:
     """The reason that ended the job for good, on every process as soon as one process knows it.
 
-    When another process has failed, a thread calls `on_heard(reason)` once. It must write the reason to the status
-    and end this process, whatever the main thread waits for. `cause`: the first crash of a process, with its host; ""
-    while none is known.
+    When another process has failed, a thread calls `on_failure(reason)` once. This function must write the reason to
+    the status and end this process, whatever the main thread waits for. `cause`: the first crash of a process, with its
+    host; "" while none is known.
     """
 
     def __init__(self, host: str, rank: int, on_failure: Callable[[str], None]) -> None:
@@ -46,11 +46,11 @@ class FatalErrorBroadcast:
         self.cause = ""
         self._closed = threading.Event()
         self._received_final, self._received = threading.Event(), threading.Event()
-        # Called before this process ends for another's reason, to finish what must not be cut off.
+        # Called before this process ends for another's reason, to finish work that must not be cut off.
         self.before_end: Callable[[], None] = lambda: None
 
     def listen(self, store: Store, world_size: int) -> None:
-        """Begin to listen: the processes have met in `store`."""
+        """Begin to listen in `store`, in which the processes have met."""
         from train.distributed.process_group import another_connection  # loads torch
 
         # Two connections, because one that waits takes no other request.
@@ -108,11 +108,11 @@ class FatalErrorBroadcast:
                 time.sleep(0.05)  # the store has no event for a count
 
     def close(self) -> None:
-        """The job has ended well everywhere: what happens to the store no longer matters."""
+        """Ignore failures from now on, because the job has ended well everywhere."""
         self._closed.set()
 
     def _listen(self, store: Store) -> None:
-        # On a RuntimeError the store is gone: a process in a collective with its host finds out by itself.
+        # On a RuntimeError the store is gone. A process in a collective with the store's host finds out by itself.
         with contextlib.suppress(RuntimeError):
             for key in _KEYS:
                 word = _wait(store, key)

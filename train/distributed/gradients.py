@@ -47,7 +47,7 @@ def wrap(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             **sync,
-            # The reduced bucket is the gradient: half the copies.
+            # The reduced bucket is the gradient, which saves half of the copies.
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.bucket_cap_mb,
             find_unused_parameters=config.find_unused_parameters,
@@ -55,9 +55,9 @@ def wrap(
 
 
 class TreeGradients:
-    """reduction: tree. Σ over v of grad(v) in one fixed binary tree, on any number of processes.
+    """`reduction: tree` sums grad(v) over all v in one fixed binary tree, on any number of processes.
 
-    Each loss is multiplied by `weight` = 1/V before its backward pass, instead of dividing the sum afterwards. So the
+    The caller multiplies each loss by `weight` = 1/V before its backward pass, so that the sum needs no division. The
     factor is the same for every process count, and it costs no pass over the gradients.
     """
 
@@ -89,12 +89,12 @@ class TreeGradients:
             self.reducer.assign(stages, plain_sum_is_the_tree(ranges))
 
     def begin(self) -> None:
-        """Before the first micro-batch of a step."""
+        """Prepare for the first micro-batch of a step."""
         self._sums.reset()
         self._clear()
 
     def add_micro_batch(self) -> None:
-        """After the backward pass of a micro-batch that is not the last."""
+        """Take the gradients of a micro-batch that is not the last, after its backward pass."""
         gradients: list[torch.Tensor | None] = []
         memory: set[int] = set()
         for p in self._parameters:
@@ -114,12 +114,12 @@ class TreeGradients:
 
     def _clear(self) -> None:
         for p in self._parameters:
-            # DDP wants a gradient for every parameter that any micro-batch used, the last one or
-            # not. Start every micro-batch from zeros, so that every rank adds the same.
+            # With find_unused_parameters DDP wants a gradient of every parameter, also if the last micro-batch did not
+            # use it. Start every micro-batch from zeros, so that every rank adds the same.
             p.grad = torch.zeros_like(p) if self._zeros else None
 
     def close(self) -> None:
-        """After the last step."""
+        """Close the reducer, after the last step."""
         self.reducer.close()
 
 
@@ -161,10 +161,10 @@ NOT_EXACT = (
 
 
 class AllReduceGradients:
-    """reduction: allreduce. DDP's own path and its communication hooks.
+    """`reduction: allreduce` is DDP's own path, with its communication hooks.
 
-    A resume is exact on the same number of processes, and not on another number. With powersgd no resume is exact:
-    each rank keeps what it has not sent yet, and no checkpoint has it.
+    A resume is exact on the same number of processes, and not on another number. With powersgd no resume is exact,
+    because each rank keeps the rest that it has not sent yet, and no checkpoint has these rests.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class AllReduceGradients:
 
         def arrived(p: torch.Tensor) -> None:
             self._arrived.add(id(p))
-            clock.ready()  # the last one's call stays
+            clock.ready()  # the call for the last gradient counts
 
         for _, p in self._named_parameters:
             p.register_post_accumulate_grad_hook(arrived)
@@ -201,7 +201,7 @@ class AllReduceGradients:
         return [name for name, p in self._named_parameters if id(p) not in self._arrived]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
 
 Gradients = TreeGradients | AllReduceGradients

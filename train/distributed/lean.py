@@ -63,7 +63,7 @@ def keep_steps_uncompiled(optimizer: Optimizer) -> None:
             return plain(self, *args, **kwargs)
 
     hooked = kind.profile_hook_step(step)
-    hooked.hooked = True  # type: ignore[attr-defined]  # as torch says that it has done so
+    hooked.hooked = True  # type: ignore[attr-defined]  # torch's own mark of a wrapped step
     kind.step = hooked  # type: ignore[method-assign]
 
 
@@ -76,8 +76,8 @@ def _leave_all_uncompiled() -> None:
 def _leave_uncompiled(kind: type) -> None:
     """Give the class's methods the form that they would ask the compiler for at their first call.
 
-    In this form the compiler leaves a method alone. As long as nobody compiles, it is the method itself;
-    torch/_compile.py keeps it in this attribute.
+    In this form the compiler leaves a method alone. As long as nobody compiles, this form is the method itself.
+    torch/_compile.py keeps it in the attribute `__dynamo_disable`.
     """
     for method in vars(kind).values():
         function = method
@@ -89,7 +89,7 @@ def _leave_uncompiled(kind: type) -> None:
 
 
 class _NotYet(ModuleType):
-    """Stand-in for the compiler's module: answers what torch asks here, and loads the compiler for all else."""
+    """Stand-in for the compiler's module: has what torch asks for here, and loads the compiler for anything more."""
 
     class utils:  # noqa: N801 (a module's name)
         @staticmethod

@@ -21,11 +21,12 @@ from train.base.errors import PeerGoneError, PeerLateError
 from train.distributed import tree
 from train.distributed.process_group import World
 
-# No rank ends a step without the messages of all others. So at most four messages lie in a socket unread: two sums
-# of this step and two of the step before. So no sender ever waits for a reader.
+# The most numbers in a message. No rank ends a step without the messages of all others. So at most four messages lie
+# unread in a socket: two sums of this step and two of the step before. The buffers have room for four, so that no
+# sender waits for a reader.
 MOST_NUMBERS = 2048
 _BUFFER_BYTES = 4 * MOST_NUMBERS * 8 * 4
-# Every process writes to every other one; for more processes than this gloo sends fewer messages.
+# Every process writes to every other one. With more processes than this, gloo sends fewer messages.
 MOST_PROCESSES = 16
 _RANK = struct.Struct("<i")
 
@@ -89,7 +90,7 @@ class LocalSockets:
 
 
 class Message:
-    """One message of each rank; `rank_numbers` has them once `wait` has returned."""
+    """One message of each rank. `rank_numbers`: their numbers, once `wait` has returned."""
 
     def __init__(
         self, sockets: LocalSockets, own_numbers: torch.Tensor, sizes: Sequence[int]
@@ -150,7 +151,7 @@ def connect(world: World) -> LocalSockets | None:
             if not all(world.all_gather(_listens(listener, directory, world))):
                 return None
             peers = _connect_and_accept(listener, directory, world)
-            world.barrier()  # all are connected before the names go
+            world.barrier()  # all are connected before rank 0 deletes the names
     finally:
         if world.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
@@ -166,7 +167,7 @@ def _private_directory() -> str:
 
 
 def _listens(listener: socket.socket, directory: str, world: World) -> bool:
-    """Listen, and return whether that works: not without a directory, nor if its name is too long for a socket."""
+    """Listen, and return whether that works. It needs a directory whose name is not too long for a socket."""
     if not directory:
         return False
     try:

@@ -1,4 +1,4 @@
-"""NCCL's own reports: its log (how it connects the ranks, read by the probe) and its flight recorder (what hung).
+"""NCCL's own reports: its log (how NCCL connects the ranks) and its flight recorder (the last collectives).
 
 Imports no torch, because the variables have to be set before NCCL is loaded.
 """

@@ -1,7 +1,7 @@
-"""From environment variables to process groups.
+"""Joins the process group that the environment variables describe.
 
 Owns torchrun's variables of this process, the choice of backend and device, and the joining of the process group
-with explicit timeouts. Owns the small exchanges on it that are not gradients. Knows nothing of models.
+with explicit timeouts. Owns the small exchanges in the group that are not gradients. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from train.distributed.failures import FatalErrorBroadcast
 from train.health.phase import WAITING
 
 _LOOK_S = 5.0
-# Objects that hold process groups, kept until the process ends: see leave().
+# Objects that hold process groups, kept until the process ends: see leave_process_group().
 _KEPT_UNTIL_EXIT: list[object] = []
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process among the others, from torchrun's environment variables. `launched`: they were there."""
+    """This process among the others, from torchrun's environment variables. `launched`: true if there were any."""
 
     rank: int
     world_size: int
@@ -105,7 +105,7 @@ class World:
         raise TrainError(f"rank 0 was not done with its {name} after {timeout_s:g} s")
 
     def to_first(self, sender: int, name: str, text: str) -> str:
-        """Return the `text` of rank `sender` on rank 0. Returns "" elsewhere, and if the text does not come."""
+        """Return the `text` of rank `sender` on rank 0. Returns "" on other ranks, and if the text does not come."""
         if self.rank == sender:
             self.store.set(name, text)
         if self.rank == 0 and self.wait_for(name, self.collective_timeout):
@@ -169,7 +169,7 @@ def choose_backend(requested: str) -> str:
 
 
 def choose_device(backend: str, rank_info: RankInfo) -> torch.device:
-    """Return this process' device: the GPU numbered by its local rank if the host has one for each process, else CPU.
+    """Return this process' device: the CPU, or the GPU of its local rank if the host has a GPU for each process.
 
     Raises TrainError when the backend is nccl and this host has fewer GPUs than processes.
     """
@@ -224,12 +224,12 @@ def join(
 
 
 def another_connection(store: Store) -> Store:
-    """Return a further connection to the TCPStore in which the processes met. On a connection, one request waits at a
-    time."""
+    """Return a further connection to the TCPStore in which the processes met, because only one request at a time waits
+    on a connection."""
     if hasattr(store, "clone"):
         return store.clone()  # type: ignore[no-any-return]
     # torch 2.4 has no clone(), and no way to ask a PrefixStore for its prefix. Build the prefix as torchrun does: a
-    # new one for each restart, so that no keys of an earlier one are seen.
+    # new one for each restart, so that no restart sees the keys of an earlier one.
     inner: Any = store.underlying_store if isinstance(store, PrefixStore) else store
     connection: Store = TCPStore(inner.host, inner.port, is_master=False, timeout=inner.timeout)
     if inner is not store:
@@ -258,7 +258,7 @@ def _layout(rank_info: RankInfo, control: dist.ProcessGroup) -> tuple[tuple[int,
 
 
 def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
-    """Do the same as torch's all_gather_object, without numpy: a host with torch need not have numpy."""
+    """Like torch's all_gather_object, but without numpy, because a host with torch need not have numpy."""
     own_bytes = bytearray(pickle.dumps(value))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(own_bytes)]), group=group)
@@ -276,8 +276,8 @@ def leave_process_group(world: World, *holders: object) -> None:
     """Leave the process group together, so that no rank closes a connection that a peer still reads.
 
     `holders`: other objects that hold groups of this world. They are never freed, because of a deadlock in torch 2.4.
-    The destructor of a gloo group there keeps the GIL while it joins the group's threads. One of these threads may
-    need the GIL to free a Python callback.
+    In torch 2.4 the destructor of a gloo group keeps the GIL while it joins the group's threads. One of these threads
+    may need the GIL to free a Python callback.
     """
     world.barrier()
     dist.destroy_process_group()

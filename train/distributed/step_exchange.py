@@ -1,8 +1,8 @@
 """One small reduction a step: the losses, and every decision the ranks have to take together.
 
-Owns its content. In each slot at most one rank writes a number other than zero, or the slot is a plain count. So the
-sums are exact in any order. The reduction is launched at the last backward pass and read after the optimizer step, so
-the computation hides its latency.
+Owns the reduction's content. In each slot at most one rank writes a number other than zero, or the slot is a plain
+count. So the sums are exact in any order. The reduction is launched at the last backward pass and read after the
+optimizer step, so the computation hides its latency.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StepResult:
     checkpoint_due: bool
     changed_buffers: list[float]
     rank_times: list[list[float]]
-    """Each rank's report of train/distributed/timing.py; empty in a step without reports."""
+    """Each rank's report (StepClock.report in train/distributed/timing.py); empty in a step without reports."""
 
 
 class StepExchange:
-    """The reduction of one step after another."""
+    """The reductions of a run, one for each step."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class StepExchange:
     ) -> None:
         """Send the losses, and this rank's wish to stop or to leave, without waiting for the others.
 
-        `due`: this rank takes the checkpoints, and one is due after this step. `own_times`: empty, on all ranks alike,
-        when none are due. On a GPU, call this after the last backward pass is launched, so that the GPU has work while
-        this waits for the copy of the losses.
+        `due`: true if this rank takes the checkpoints and one is due after this step. `own_times`: this rank's report;
+        empty, on all ranks alike, in a step without reports. On a GPU, call this after the last backward pass is
+        launched, so that the GPU has work while this call waits for the copy of the losses.
         """
         assert self._losses is not None
         if self._copied is not None:

@@ -1,8 +1,8 @@
 """Time spent in a rank's steps, and the rank that the others wait for. Imports no torch.
 
 Owns the clock of a rank and the judgement of all ranks' times. In a step, a rank computes, waits for a batch, or
-waits for other ranks. It waits for other ranks from its last gradient to the end of the reduction, and in the step's
-exchange.
+waits for other ranks. The waits for other ranks are the time from the rank's last gradient to the end of the reduction,
+and the time in the step's exchange.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from typing import NamedTuple
 # A rank is named if it computes longer than the others by this part of a step, in so many reports in a row.
 SLOW = 0.10
 REPORTS = 3
-# The numbers of a report: see StepClock.report.
+# The length of a report: see StepClock.report.
 REPORTED = 4
 
 
 class StepTimes(NamedTuple):
-    """Seconds that `steps` steps took: in total, waiting for ranks, waiting for batches; and in `micro_batches`
-    micro-batches, from the beginning of the step to the last gradient."""
+    """The seconds of `steps` steps.
+
+    `total`, `waiting`, `batches`: the seconds in total, of waits for ranks, and of waits for batches. `computing`: the
+    seconds from the beginning of each step to its last gradient, without waits for ranks. These parts of the steps
+    computed `micro_batches` micro-batches.
+    """
 
     steps: int
     total: float
@@ -54,21 +58,21 @@ class StepClock:
         self._reported = self.totals()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._in_step, self._waited_in_step = 0, 0.0
         self._step_started_at = time.perf_counter()
 
     def end(self) -> None:
-        """The step is over."""
+        """Note that the step is over."""
         self._total += time.perf_counter() - self._step_started_at
         self._steps += 1
 
     def ready(self) -> None:
-        """The last gradient of this rank is computed: the rest of the backward pass is waiting."""
+        """Note that the last gradient of this rank is computed. The rest of the backward pass is waiting."""
         self._ready_at = time.perf_counter()
 
     def reduced(self) -> None:
-        """The backward pass is over."""
+        """Note that the backward pass is over."""
         if self._ready_at:
             self._waiting += time.perf_counter() - self._ready_at
             self._computing += self._ready_at - self._step_started_at - self._waited_in_step
@@ -93,10 +97,10 @@ class StepClock:
         self._in_step += 1
 
     def report(self) -> list[float]:
-        """Return the mean seconds of a step since the last report: in total, waiting for ranks, waiting for batches; and
-        the mean seconds of a micro-batch.
+        """Return the mean seconds of a step since the last report: in total, of waits for ranks, of waits for batches.
+        The fourth number is the mean seconds of a micro-batch.
 
-        Zeros before the first step.
+        All are zero before the first step.
         """
         before, self._reported = self._reported, self.totals()
         return [*self._reported.mean_since(before), self._reported.of_micro_batch_since(before)]
@@ -128,7 +132,8 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
 def remedy(rank: int, shares: Sequence[int], balances: bool = False) -> str:
     """Return the remedy for a slow rank, in words.
 
-    `shares`: the number of micro-batches of each rank. `balances`: they have been balanced as far as that is possible.
+    `shares`: the number of micro-batches of each rank. `balances`: true if `share: auto` has moved micro-batches as far
+    as that helps.
     """
     if balances:
         return (
@@ -144,7 +149,7 @@ def remedy(rank: int, shares: Sequence[int], balances: bool = False) -> str:
 
 
 class SlowRanks:
-    """Decides from successive reports which rank to name: one slow report may be chance."""
+    """Decides from successive reports which rank to name, because one slow report may be chance."""
 
     slow_rank: Slow | None = None
     """The rank that is slow now, with its mean cost in the newest reports, or None."""

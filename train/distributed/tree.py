@@ -1,11 +1,11 @@
 """The fixed binary tree over a step's micro-batches, as pure arithmetic.
 
-Owns the partial sums and the order in which they are added. Knows nothing of tensors or processes. It computes with
-integers alone, so every property of it can be tested exhaustively.
+Owns the partial sums and the order in which they are added. Knows nothing of tensors or processes. Computes only with
+integers, so every property of the tree can be tested exhaustively.
 
-Node (level, k) covers the micro-batches k * 2**level up to (k + 1) * 2**level, cut off at V. Its sum
-is left + right, or left alone if the right half lies beyond V. The tree depends on V alone. Each rank's part of the
-additions depends on the leaves that it owns. A binary counter builds a node from its leaves with log2 V intermediate
+Node (level, k) covers the micro-batches k * 2**level up to (k + 1) * 2**level, cut off at V. Its sum is left + right,
+or only left if the right half lies beyond V. The tree depends only on V. Each rank's part of the additions depends on
+the leaves that it owns. A binary counter builds a node from its leaves with log2 V intermediate
 sums, as in pairwise summation (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993).
 """
 
@@ -29,16 +29,16 @@ def root(leaves: int) -> Node:
 
 
 def leaf(v: int) -> Node:
-    """Return the node of micro-batch v alone."""
+    """Return the node that holds only micro-batch v."""
     return Node(0, v)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The additions that combine consecutive partial sums, numbered by row, as far as the tree allows.
+    """The additions that combine consecutive partial sums, one in each row, as far as the tree allows.
 
-    `due[r]`: the additions that become possible with row r, as pairs (i, j), to be done in order:
-    row i += row j. `nodes`: the node in each of the rows that remain.
+    `due[r]`: the additions that become possible with row r, in order. A pair (i, j) means: row i += row j.
+    `remaining_rows`, `nodes`: the rows that remain after all additions, and the node in each.
     """
 
     due: tuple[tuple[tuple[int, int], ...], ...]
@@ -81,7 +81,7 @@ def _climb(stack: list[tuple[Node, int]], leaves: int) -> list[tuple[int, int]]:
 
 
 def fold_of_rank(own_micro_batches: range, leaves: int) -> Fold:
-    """Return the fold of one rank's own leaves; row 0 is leaf `mine.start`."""
+    """Return the fold of one rank's own leaves. Row 0 is the leaf `own_micro_batches.start`."""
     return fold([leaf(v) for v in own_micro_batches], leaves)
 
 
@@ -89,8 +89,8 @@ def fold_of_rank(own_micro_batches: range, leaves: int) -> Fold:
 class Stage:
     """One exchange within a group of neighbouring ranks.
 
-    `rows[i]`: how many partial sums member i brings. `fold`: how all their rows, member after
-    member, are added up once each member has everybody's rows for its own chunk.
+    `rows[i]`: the number of partial sums that member i brings. `fold`: the additions of the rows of all members, member
+    after member. A member does them when it has all rows of its own chunk.
     """
 
     rows: tuple[int, ...]
