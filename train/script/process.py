@@ -1,6 +1,7 @@
 """One worker of a user's own training: its options, and how its end becomes the status.
 
-Owns the worker's side of the contract with the supervisor. Its subclasses run the script or program, and stop it.
+Owns the worker's side of the contract with the supervisor. The subclasses of Runner run the script or the program, and
+stop it.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Crash(NamedTuple):
 class Runner(ABC):
     """One process of a user's own training."""
 
-    # The field of the spec with its arguments.
+    # The field of the spec that has the arguments.
     FIELD = "train.args"
 
     def __init__(
         self, name: str, options: argparse.Namespace, stop_signal: str, env: Mapping[str, str]
     ) -> None:
-        """`name`: its name in messages. `stop_signal`: the signal that asks it to stop, or "". `env`: the launcher's
-        variables, and the supervisor's for this launch."""
+        """`name`: the script's name in messages. `stop_signal`: the signal that asks the script to stop, or "". `env`:
+        the launcher's variables, and the supervisor's for this launch."""
         self._name, self._options, self._stop_signal = name, options, stop_signal
         self._arguments: Sequence[str] = options.command[1:]
         self._attempt = env.get("DDPGEN_ATTEMPT", "")
@@ -75,8 +76,8 @@ class Runner(ABC):
         self._ended = threading.Event()
         self._signalled = False
         self._crash_before = Crash()
-        self._resumes = False  # it got the arguments to resume
-        self._correct = self.FIELD  # the field of the spec to correct if it refuses its arguments
+        self._resumes = False  # true if the script got the arguments to resume
+        self._correct = self.FIELD  # the field to correct if the script refuses its arguments
 
     def run(self) -> int:
         """Run this worker and return its exit code."""
@@ -94,7 +95,7 @@ class Runner(ABC):
             self._node.remember(self._node.launch() or self._attempt)
         replaced.watch()
         if self._stop_requested() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-            return self._conclude(EXIT_STOPPED, 0)  # a crash after a stop was asked for
+            return self._conclude(EXIT_STOPPED, 0)  # no restart after a request to stop
         try:
             os.chdir(self._make_workdir())
         except OSError as error:
@@ -116,9 +117,9 @@ class Runner(ABC):
 
     @abstractmethod
     def _send(self, name: str) -> bool:
-        """Send it this signal. Returns False if it does not handle the signal (yet)."""
+        """Send the script or program this signal. Returns False if it does not handle the signal (yet)."""
 
-    # --- before it --------------------------------------------------------------------------------
+    # --- before the script ------------------------------------------------------------------------
 
     def _take_lock(self, node: Node) -> None:
         """Under a scheduler, rank 0 takes the lock of the whole directory. So this start, and any other job, sees when
@@ -140,8 +141,8 @@ class Runner(ABC):
     def _interrupted_saves(
         self, on_skipped: Callable[[str], None] = lambda _: None
     ) -> Iterator[str]:
-        """Yield the checkpoint directories whose save was interrupted. `on_skipped` gets a line for each that stays where
-        it is."""
+        """Yield the checkpoint directories whose save was interrupted. `on_skipped` gets a line for each directory that
+        is not the script's."""
         for guard in self._options.guard:
             pattern, last = os.path.split(guard)
             for directory in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
@@ -156,8 +157,8 @@ class Runner(ABC):
                     )
 
     def _is_of_the_script(self, path: str) -> bool:
-        """Return True if `path` lies in the working directory, or in the checkpoint directory and is not the
-        launcher's."""
+        """Return True if `path` lies in the working directory, the checkpoint directory or the store, and is neither
+        the launcher's nor a running job's."""
         roots = (Path.cwd(), self._job_directory, Path(self._store or self._job_directory))
         real = Path(os.path.realpath(path))
         inside = any(Path(os.path.realpath(root)) in real.parents for root in roots)
@@ -227,7 +228,7 @@ class Runner(ABC):
     def _conclude(self, code: int, step: int) -> int:
         """Write the status that the exit code `code` means, and return the exit code of this worker."""
         if code == 0 and self._crash_noted() != self._crash_before:
-            return EXIT_FAILED  # another rank has crashed: the restart is for all ranks, so this one is not done
+            return EXIT_FAILED  # another rank has crashed; the restart is for all ranks, so this rank is not done
         if code == 0 and self._speaks:
             self._write_end("done", step)
         elif code == EXIT_STOPPED and self._speaks:
@@ -240,7 +241,7 @@ class Runner(ABC):
             )
         elif code not in (0, EXIT_STOPPED):
             self._note_crash(f"{self._name} ended with exit code {code}")
-        # Not 75: torchrun would start the workers again.
+        # Not 75, because torchrun would start the workers again.
         return 0 if code == EXIT_STOPPED else code
 
     def _crash_noted(self) -> Crash:
@@ -262,14 +263,14 @@ class Runner(ABC):
         what = f"rank {self._rank}: {reason}"
         # A crash that was noted before this start is not the cause of this one.
         only_follows = only_follows and self._crash_noted() != self._crash_before
-        # "done": rank 0 may have ended already.
+        # Replace "done" as well, because rank 0 may have ended already.
         record_crash(
             self._job_directory, self._attempt, self._node, what, only_follows, words="running done"
         )
 
     def _fail(self, reason: str) -> int:
-        """Write `failed`, and return the exit code. Every rank may call this, because only one rank may meet the fault.
-        After torchrun's restart, all ranks read the status and end."""
+        """Write `failed`, and return the exit code. Each rank that meets the fault calls this. After torchrun's
+        restart, all ranks read the status and end."""
         if (read_status(self._directory) or Status("running", "", 0)).reason != reason:
             say(reason)
         self._write_end("failed", None, reason)
@@ -293,7 +294,7 @@ class Runner(ABC):
 def _link_files(code: Path, workdir: Path) -> None:
     """Make links in `workdir` to all files in `code`; the directories are real ones. Raises OSError.
 
-    Several processes may do it at once. If the script has put its own file in the place of a link, that file stays.
+    Several processes may do this at once. If the script has put its own file in the place of a link, that file stays.
     """
     for here, directories, files in os.walk(code):
         directories[:] = [name for name in directories if name != "__pycache__"]

@@ -1,4 +1,4 @@
-"""Any other program as a worker: a child process. This worker sees only its end."""
+"""Any other program as a worker: a child process. This worker sees only the program's end."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from train.script.hooks.stopping import StopAtStep, rendezvous_store
 from train.script.process import Runner
 from train.script.program import Program
 
-# Words in torch's errors when it finds no GPU. The last one is for a build without CUDA, which lacks such functions.
+# Words in torch's errors when it finds no GPU. `_cuda_` is in the names of functions that a build without CUDA lacks.
 _GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL", "_cuda_")
 
 
@@ -94,7 +94,7 @@ class Script(Runner):
         self._restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         host = self._node.name if self._node else ""
         self._reporter = Reporter(self._job_directory, env, host)
-        # torch reads this when it is imported. Otherwise a page of C++ frames would hide our one-line reason.
+        # Keep a page of C++ frames from hiding our one-line reason. torch reads this when it is imported.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
     def _run(self) -> int:
@@ -134,7 +134,7 @@ class Script(Runner):
         return self._conclude(code, session.progress.step)
 
     def _run_script(self, session: Session, arguments: list[str]) -> int:
-        """Run the script and return its exit code. Lets its exceptions through: torchrun then restarts the workers."""
+        """Run the script and return its exit code. Raises the script's exceptions."""
         after_import(hooks(session))
         renames.follow(session.progress)
         # Put the script's own directory first on the path, as `python FILE` does. Hide this package, because the
@@ -194,7 +194,7 @@ class Script(Runner):
 
     def _begin_to_beat(self, steps: Progress) -> None:
         """Start the heartbeats after the first step, when the processes have met and `steps` counts."""
-        # On several hosts they go through a second connection to the store; torch 2.4 cannot make one (no clone()).
+        # On several hosts the heartbeats go through a second connection to the store, which torch 2.4 cannot make.
         clone = getattr(rendezvous_store(), "clone", None) if self._node else None
         launch = (self._node.launch() if self._node else "") or self._attempt
         self._reporter.meet(f"{launch}-{self._restart}", clone() if clone else None)
@@ -207,8 +207,8 @@ class Script(Runner):
         self._log.write({**row, "attempt": attempt, "time": round(time.time(), 3)})
 
     def _send(self, name: str) -> bool:
-        """Send the script a signal, and return True. If it has no handler (yet), the signal would kill it: return
-        False."""
+        """Send the script a signal, and return True. If the script has no handler (yet), send nothing and return False,
+        because the signal would kill it."""
         signum = getattr(signal, f"SIG{name}")
         if signal.getsignal(signum) is signal.SIG_DFL:
             return False
@@ -221,7 +221,7 @@ class Script(Runner):
         trace = _from_script_on(error.__traceback__)
         _print(error, trace)
         where = innermost_user_line(trace)
-        # Format it exactly as the status returns it, because the next start compares the two.
+        # Format the error exactly as the status returns it, because the next start compares the two.
         what = one_line(f"{type(error).__name__}: {error}", MOST_REASON)
         what += f" ({where})" if where else ""
         became = peer_failure(error)

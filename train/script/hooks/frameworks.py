@@ -1,7 +1,7 @@
 """Hooks in Hugging Face's Trainer, Lightning and accelerate.
 
-They save and end on request, go on from the newest whole checkpoint, and record which checkpoint directories are whole.
-Each is called when the script has imported the framework.
+The hooks save and end on request, go on from the newest whole checkpoint, and record which checkpoint directories are
+whole. Each function here that installs hooks is called when the script has imported the framework.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def hook_transformers(session: Session, module: Any) -> None:
 
 
 def _is_over(trainer: Any, checkpoint: str, module: Any) -> bool:
-    """Return whether `checkpoint` is of the last step, and load it in that case. Trainer.train would take one more step
-    from there."""
+    """Return whether `checkpoint` is of the last step, and load it in that case, because Trainer.train would take one
+    more step from there."""
     state = module.TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
     if not 0 < trainer.args.max_steps <= state.global_step:
         return False
@@ -119,7 +119,7 @@ def hook_lightning_files(session: Session, module: Any) -> None:
     """Install the hook in `lightning.fabric.utilities.cloud_io`, after its import.
 
     Lightning writes a file in the system's temporary directory and moves it to its place. On another file system this
-    move is a copy over the file before, so a kill would leave half a file.
+    move is a copy over the previous file, so a kill would leave half a file.
     """
     save = module._atomic_save
 
@@ -133,8 +133,8 @@ def hook_lightning_files(session: Session, module: Any) -> None:
 
 
 def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `save` with its file recorded. `save` is a method of Lightning: its first argument is the path of a file,
-    which it writes whole or not at all."""
+    """Return `save` with a record of its file. `save`: a method of Lightning whose first argument is a path. Lightning
+    writes the file whole or not at all."""
 
     @functools.wraps(save)
     def recorded(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ Hook = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and wraps the loader of each module with a hook."""
+    """Lets the other finders find a module, and wraps the module's loader if the module has a hook."""
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = hooks
@@ -45,7 +45,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Restore the real loader: later the library may ask it for resources or source.
+        # Restore the real loader, because the library may later ask the loader for resources or source.
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)

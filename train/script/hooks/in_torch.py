@@ -1,7 +1,7 @@
 """Hooks in torch: the optimizer steps of a script, its saves and its loads.
 
-A save to a path is atomic: it is written under another name, synced, and renamed. So if a script overwrites one file
-again and again, a kill during a save leaves the file before.
+A save to a path is atomic: the file is written under another name, synced, and renamed. So if a script overwrites one
+file again and again, a kill during a save leaves the previous file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TRIAL = 1 << 20
 
 def hook_torch(session: Session, torch: Any) -> None:
     """Install the hooks in `torch`, after its import."""
-    # Replace it in both places, because pickle finds a function by its module.
+    # Replace each function in both places, because pickle finds a function by its module.
     torch.save = torch.serialization.save = _saving(session, torch.save, argument_index=1, name="f")
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
-    # Through sys.modules, because torch.optim deletes its attribute `optimizer`.
+    # Take the module from sys.modules, because torch.optim deletes its attribute `optimizer`.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
         lambda optimizer, *_: session.stepped(optimizer)
     )
@@ -117,7 +117,7 @@ def _saving(
         given = kwargs.get(name, args[argument_index] if len(args) > argument_index else None)
         path = _path(given)
         if path is None or not _may_be_replaced(path):
-            # The script gave an open file, which is empty by now: too late to protect it, so only record the save.
+            # If the script gave an open file, that file is empty already and cannot be protected. Only record the save.
             opened = _path(getattr(given, "name", None))
             if opened is None:
                 return save(*args, **kwargs)
@@ -172,7 +172,7 @@ def _draft(path: str, session: Session) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _full_disk_named(folder: str) -> Iterator[None]:
-    """Within this context, if the disk of `folder` is full, let the error say so: torch's own words are then
+    """Within this context, if the disk of `folder` is full, let the error say so, because torch's own words would be
     "unexpected pos 704 vs 598"."""
     try:
         yield
@@ -189,7 +189,7 @@ def _full_disk_named(folder: str) -> Iterator[None]:
 
 
 def _is_full(folder: str) -> bool:
-    """Return whether the disk of `folder` is full. Tries a write, because a quota shows only there."""
+    """Return whether the disk of `folder` is full. Tries a write, because a quota shows only in a write."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(os.urandom(_TRIAL))  # zeros may be stored as nothing
@@ -200,7 +200,7 @@ def _is_full(folder: str) -> bool:
 
 
 def _may_be_replaced(path: str) -> bool:
-    """Return whether a rename may replace `path`: no device or pipe, and in a directory that can be written."""
+    """Return whether a rename may replace `path`, which then is no device or pipe and lies in a writable directory."""
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except OSError:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 class DataPosition(NamedTuple):
     """The position of a save in an iteration over the data.
 
-    `batches`: how many batches the script had received. `first`, `last`, `next`: hashes of the iteration's first
-    batch, of the last one received, and of the following one. All are 0 or "" if the position is not known, or if the
-    iteration was at its end.
+    `batches`: the number of batches that the script had received. `first`, `last`, `next`: hashes of the iteration's
+    first batch, of the last batch received, and of the batch after that. All are 0 or "" if the position is not known,
+    or if the iteration was at its end.
     """
 
     batches: int = 0
@@ -25,7 +25,7 @@ class Iteration:
     """One iteration over a DataLoader."""
 
     def __init__(self, total: int, sampler: Any = None) -> None:
-        """`total`: the number of its batches, 0 if not known. `sampler`: the DataLoader's."""
+        """`total`: the number of the iteration's batches, 0 if not known. `sampler`: the DataLoader's sampler."""
         self._total, self._count = total, 0
         self.sampler = sampler
         self._drawn_batches: deque[str] = deque()
@@ -77,8 +77,8 @@ class Epochs:
         self._last: dict[int, _Epoch] = {}
 
     def repeats(self, iteration: Iteration, steps: int) -> bool:
-        """Return True if an epoch begins like the whole one before it, on which the script has trained. `steps`: the
-        script's steps so far. The caller asks after each batch."""
+        """Return True if an epoch begins with the same batch as the epoch before it, and the script has trained on the
+        whole earlier epoch. `steps`: the script's steps so far. The caller asks after each batch."""
         sampler = iteration.sampler
         if not (hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False)):
             return False
@@ -95,8 +95,8 @@ class Epochs:
 def order_fault(saved: DataPosition, batches: list[str]) -> str:
     """Return the fault of going on from `saved` with these `batches`; "" if there is no fault, or none is known.
 
-    `batches`: those up to the end of the first step. A loop may skip batches by taking them, or let the sampler
-    skip them, and it may have taken one batch ahead of the step.
+    `batches`: the hashes of the batches up to the end of the first step. A loop may skip batches by taking them, or let
+    the sampler skip them, and it may have taken one batch ahead of the step.
     """
     if not saved.batches or not batches:
         return ""

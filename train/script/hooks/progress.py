@@ -24,7 +24,7 @@ _MAX_NAMED = 3
 
 
 class Save(NamedTuple):
-    """A save. `by`: the framework, or "". `whole`: it was completed. `place`: its position in the data."""
+    """A save. `by`: the framework, or "". `whole`: true if it was completed. `place`: the position in the data."""
 
     step: int
     by: str
@@ -39,8 +39,8 @@ class BeginsAnewError(Exception):
 class Progress:
     """The progress of one process.
 
-    `steps_taken`: its optimizer steps since it was started, the same on all ranks. `step`: these steps plus the step of
-    the save that it has loaded, as far as this rank knows.
+    `steps_taken`: the optimizer steps of this start, the same on all ranks. `step`: these steps plus the step of the
+    save that the script has loaded, as far as this rank knows that step.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Progress:
         head: Path | None = None,
     ) -> None:
         """`record`: the file of this rank's saves. `head`: the file of rank 0's saves, because rank 0 often saves for
-        all. `in_bucket`: the record is in a bucket, where a file cannot be renamed. `from_scratch`: the script may
-        start over and overwrite earlier saves."""
+        all ranks. `in_bucket`: true if the record is in a bucket, where a file cannot be renamed. `from_scratch`: true
+        if the script may start over and overwrite earlier saves."""
         self._record, self._in_bucket = record, in_bucket
         self._may_begin_anew = from_scratch
         self.step = self.steps_taken = 0
@@ -118,8 +118,8 @@ class Progress:
 
     @contextlib.contextmanager
     def saving(self, path: str, framework: str = "") -> Iterator[None]:
-        """Within this context the script saves several files into the directory `path`; at its end the checkpoint is
-        whole. Raises BeginsAnewError."""
+        """Within this context the script saves several files into the directory `path`. At the end of the context the
+        checkpoint is whole. Raises BeginsAnewError."""
         self.check(path)
         before = self._saves.get(_real_path(path))
         self._record_save(path, "", whole=False)
@@ -134,7 +134,7 @@ class Progress:
         self.saved(path, framework)
 
     def saved(self, path: str, framework: str = "") -> None:
-        """Note that `path` is whole. `framework`: the one that can go on from it."""
+        """Note that the save at `path` is whole. `framework`: the framework that can go on from it."""
         self.saved_at = time.monotonic()
         self._record_save(path, framework, whole=True)
 
@@ -179,7 +179,7 @@ class Progress:
             self._at_save = None
             newest = next(reversed(self._saves.values()))
             known = newest._replace(place=newest.place._replace(next=batch))
-            # It may have been renamed, or have several names.
+            # The save may have been renamed, or have several names.
             for path in [path for path, save in self._saves.items() if save == newest]:
                 self._saves[path] = known
             self._write_record()

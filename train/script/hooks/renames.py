@@ -12,7 +12,7 @@ from typing import Any
 
 from train.script.hooks.progress import BeginsAnewError, Progress
 
-_EVENTS = ("os.rename", "os.link")  # os.replace raises the first one
+_EVENTS = ("os.rename", "os.link")  # os.replace raises os.rename
 
 
 def follow(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""One process of a user's script, as the hooks see it: their reports, and its end."""
+"""One process of a user's script: the state that the hooks share, their reports, and the end of the training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from train.script.hooks.progress import Progress
 from train.script.hooks.starts import Starts
 from train.script.hooks.stopping import StopAtStep
 
-# The interval of the rows of metrics. Not after each step, because on a GPU reading the loss waits for it.
+# The interval of the rows of metrics. A row after each step would cost speed, because a read of the loss waits for the
+# GPU.
 _ROW_S = 1.0
 _ORDER = "the order of the samples"
 
@@ -64,7 +65,7 @@ class Session:
             self._starts.compare(self.progress, optimizer)
         self.progress.stepped()
         if self.progress.steps_taken == 1:
-            # Measure the speed from here: the time before the first step says nothing of it.
+            # Measure the speed from here, because the time before the first step says nothing about it.
             self._row_at, self._row_step = time.monotonic(), 1
             self._harmless("its heartbeats", self._on_first_step)
             self._harmless(_ORDER, self._check_order)
@@ -85,7 +86,7 @@ class Session:
         """Within this context a framework trains: on a stop it saves, and its hook ends the training after that.
 
         A script may train several times, one fold or phase after the other. Each training goes on from checkpoints of
-        its own. `holds`: what ddpgen guarantees for this framework, printed once.
+        its own. `holds`: the guarantees of ddpgen for this framework, printed once.
         """
         self._trainings[framework] += 1
         if self._log is not None and sum(self._trainings.values()) == 1:
@@ -107,8 +108,8 @@ class Session:
         return found[-1]
 
     def note_loss(self, loss: Any) -> None:
-        """Take the tensor from which a backward pass starts. With gradient accumulation the script has divided each by
-        their number, so the tensors of a step add up to its loss."""
+        """Take the tensor from which a backward pass starts. With gradient accumulation the script has divided each of
+        these tensors by their number, so that they add up to the loss of the step."""
 
         def add() -> None:
             part = loss.detach()  # do not keep its graph alive
@@ -160,7 +161,7 @@ class Session:
             sys.modules["torch.distributed"].barrier()
 
     def _harmless(self, subject: str, work: Callable[[], None]) -> None:
-        """Do `work`. If it fails, print that once, with its `subject`; the script goes on."""
+        """Do `work`. If the work fails, print that once, with its `subject`. The script goes on."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - it is the script that counts

@@ -18,8 +18,8 @@ from train.run.saves import digest, remedy
 from train.script.hooks.progress import Progress
 from train.script.hooks.stopping import rendezvous_store
 
-# How long a rank waits for the others after its first step. The ranks complete it together, unless only some of them
-# have an optimizer. Ranks that come later are compared at a later step.
+# How long a rank waits for the others after its first step. The ranks complete that step together, unless only some of
+# them have an optimizer. Ranks that come later are compared at a later step.
 _WAIT_S = 5.0
 _LOOK_S = 0.02
 
@@ -60,7 +60,7 @@ def difference(starts: Sequence[Start]) -> str:
         if not _goes_on_alike(start, ahead):
             copy = remedy(ahead.path, ahead.host, start.host)
             return f"{ahead.host} {_describe_begin(ahead)}, and {start.host} {_describe_begin(start)}; {copy}"
-    # The saves on rank 0's own disk need no check here: its record protects them.
+    # The saves on rank 0's own disk need no check here, because rank 0's record protects them.
     if not starts[0].saved_path and not any(start.step or start.optimizer > 1 for start in starts):
         for start in starts:
             if start.saved_path and not any(
@@ -168,7 +168,7 @@ class Starts:
         yield verdict
 
     def _with_comparison(self, start: Start, head: Start, directory: str) -> Start:
-        """Return `start` with its files compared to rank 0's. `directory`: the checkpoint directory there."""
+        """Return `start` with its files compared to rank 0's. `directory`: the checkpoint directory on rank 0."""
         if start.step == head.step or not head.digest:
             return start
         path = head.path

@@ -61,7 +61,7 @@ class StopAtStep:
         return bool(self._requested_at)
 
     def _requested_by_rank(self) -> bool:
-        with contextlib.suppress(Exception):  # the store is gone: this process ends by other ways
+        with contextlib.suppress(Exception):  # the store is gone; this process ends in another way
             store = self._store()
             return store is not None and bool(store.check([_ASKED]))
         return False
@@ -89,7 +89,7 @@ class StopAtStep:
 
     def _may_end(self) -> bool:
         saved_at, waited = self._progress.saved_at, time.monotonic() - self._requested_at
-        # Do not wait for a script that has not saved anything yet: it may never save.
+        # Do not wait for a script that has not saved anything yet, because it may never save.
         saved = not saved_at or saved_at > max(self._requested_at, self._all_ready_since)
         return not self._saves or saved or waited > self._grace_s
 
@@ -108,7 +108,7 @@ def rendezvous_store() -> Any:
 
 
 def _finish_on_gpu() -> None:
-    """Wait for the GPU: the thread that trains may be steps ahead of it."""
+    """Wait for the GPU, because the thread that trains may be steps ahead of it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
