@@ -1,7 +1,7 @@
 """The commands of the training module: `python -m train [run | script | supervise | …] …`.
 
-Owns the choice among them. Each imports only what it needs: all but `run` and `script` run without
-torch. The code above the check of Python's version runs on any Python 3.
+Owns the choice among them. Each command imports only what it needs: all but `run` and `script` run
+without torch. The code up to the check of Python's version runs on any Python 3.
 """
 
 import sys
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # which a host need not have
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # a host need not have it
     command, *rest = argv or ["--help"]
     if command in ("-h", "--help"):
         print(_USAGE, end="")

@@ -50,17 +50,17 @@ def _load_trainer() -> Callable[[RunInfo], int]:
 def main(argv: Sequence[str]) -> int:
     """Run one worker and return its exit code; the status file says how the job ended.
 
-    It is 0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts.
-    On one host a failure for good returns 1; the workers that torchrun then starts again read the status and end.
+    The code is 0 if a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts.
+    On one host a failure for good returns 1. The workers that torchrun then starts again read the status and end.
     """
     return work(parse(argv), argv)
 
 
 def work(config: RunConfig, argv: Sequence[str], load: Load = _load_trainer) -> int:
-    """Do the same as `main` for parsed settings. `argv`: the arguments they came from, for the manifest."""
+    """Like `main`, for parsed settings. `argv`: the arguments from which they were parsed, for the manifest."""
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # Under Slurm torchrun ignores it, and its workers inherit that: then torchrun could not end this process.
+        # Under Slurm torchrun ignores SIGTERM. If its workers inherited that, torchrun could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Worker(config, os.environ, argv).run(load)
 
@@ -111,8 +111,8 @@ class Worker:
             return EXIT_FAILED
 
     def _work(self, load: Load) -> int:
-        # The import of torch takes seconds, so it comes only after the checks that may end this process. It makes
-        # 250,000 objects that stay: keep the garbage collector from looking at them again and again.
+        # The import of torch takes seconds, so it comes only after the checks that may end this process. The import
+        # makes 250,000 objects that stay. Keep the garbage collector from looking at them again and again.
         nccl.record_collectives(os.environ, self.directory)
         if self.config.determinism == portable.PORTABLE:
             portable.pin(os.environ)
@@ -166,7 +166,7 @@ class Worker:
         return code
 
     def _end_as_reported(self, reason: str) -> None:
-        """End this process because another one has told why the job ends. The thread that listens calls it."""
+        """End this process, because another process has told why the job ends. The listening thread calls this."""
         assert self.failures is not None
         self.replaced.end_if_come()
         self.failures.before_end()
@@ -175,7 +175,7 @@ class Worker:
         exit_at_once(code)
 
     def _record_failure(self, reason: str) -> int:
-        """Write `failed` for this host, and for the job if this host holds it. Returns 0 unless that fails."""
+        """Write `failed` for this host, and for the job if this host holds it. Returns the exit code."""
         try:
             record_end(self.directory, self.attempt, self.node, "failed", reason)
         except OSError as error:
@@ -201,7 +201,7 @@ class Worker:
             self.failures.broadcast_crash(" ".join(noted.split()))
 
     def _lose_peer(self, error: Exception, peer: str, step_clause: str) -> None:
-        """Do the same if the exception means that a peer is GONE or LATE. A traceback would hide the cause."""
+        """Like _crash, if `error` means that a peer is GONE or LATE. Prints no traceback: it would hide the cause."""
         if self.failures is not None:
             self.failures.wait_for_word()
         cause = self.failures.cause if self.failures is not None else ""

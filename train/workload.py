@@ -16,7 +16,7 @@ from torch import nn
 class Dataset(Protocol):
     """Map-style data: `len(dataset)` samples, `dataset[i]` for 0 <= i < len.
 
-    If a dataset has `batch(indices: list[int]) -> batch`, only that is called: it needs neither `[i]` nor collate.
+    If a dataset has `batch(indices: list[int]) -> batch`, only this method is called, and neither `[i]` nor collate.
     """
 
     def __len__(self) -> int: ...
@@ -54,19 +54,19 @@ class Workload:
     """A model, its data and its loss.
 
     `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch. It must call `model`, and not reach
-    into its attributes, because DDP wraps it.
+    into the attributes of `model`, because DDP wraps the model.
 
     `metrics(model, batch)` returns scalars, each a mean over the micro-batch; the evaluation weighs them by samples.
     The loss itself is always evaluated. `finish(rows)` serves metrics that are not a mean over batches. With it,
     `metrics` may also return tensors [samples, ...]. `finish` receives these for the whole split, in the split's
     order, and returns numbers or lists of numbers.
 
-    `optimizer(model, lr)` returns an optimizer, or a list of them that step together, and replaces the one named in
-    the spec. `schedule(step, steps)` replaces the spec's schedule and warm-up. It returns the factor of the learning
-    rate in step `step` of `steps`, counted from 0, and must depend on these two alone.
+    `optimizer(model, lr)` returns an optimizer, or a list of optimizers that step together. It replaces the optimizer
+    that the spec names. `schedule(step, steps)` replaces the spec's schedule and warm-up. It returns the factor of the
+    learning rate in step `step` of `steps`, counted from 0, and must depend only on these two numbers.
 
     `log(row)` is called on rank 0 with each row of metrics.jsonl. Throughput is counted in `unit`; a sample counts as
-    `units_per_sample` of them. `data_files` lists the paths of the files that were read. `fingerprint` is any text that
+    `units_per_sample` units. `data_files` lists the paths of the files that were read. `fingerprint` is any text that
     differs for different data. Both go into manifest.json.
     """
 

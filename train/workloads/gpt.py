@@ -38,7 +38,7 @@ def build(
     """Predict the next byte of `text`; its last part, of size `holdout` (0 to 1), is kept for evaluation.
 
     `text` is a file or a folder, relative to the working directory. Without it, the source of Python's standard
-    library is read. At most `max_bytes` are read of either. Raises TrainError for an argument out of its range, and
+    library is read. Reads at most `max_bytes` in both cases. Raises TrainError for an argument out of its range, and
     for text that is missing or too short.
     """
     arguments.whole_number("depth", depth)
@@ -79,7 +79,7 @@ def build(
 def _split(corpus: Text, seq_len: int, holdout: float) -> tuple[Windows, Windows | None]:
     """Split off the end of the text for evaluation, in one piece of at least one window.
 
-    Scattered windows would be surrounded by training text, which would give half of them away.
+    Scattered windows would lie within the training text, which would make them easier to predict.
     """
     size = len(corpus.bytes)
     held_out = max(math.ceil(size * holdout), seq_len + 1) if holdout else 0
@@ -126,14 +126,14 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        # Tied weights are one parameter used twice, not two names for it: the checkpoint holds it
-        # once, and every optimizer sees it once.
+        # Tied weights are one parameter that is used twice and has only one name. So the checkpoint holds it once, and
+        # every optimizer sees it once.
         self.head = None if tie_weights else nn.Linear(width, VOCABULARY, bias=False)
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:
-        """Draw weights from N(0, 0.02). Those that write to the residual stream are divided by sqrt(2·depth), because
-        it has 2·depth writers."""
+        """Draw weights from N(0, 0.02). Weights that write to the residual stream are divided by sqrt(2·depth),
+        because the stream has 2·depth writers."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # layer norms begin as the identity
@@ -211,6 +211,6 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def metrics(model: nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the loss, and `bits_per_byte`: the size of a byte if this model compressed the text."""
+    """Return the loss, and `bits_per_byte`: the bits that a byte would take if this model compressed the text."""
     nats = loss(model, batch)
     return {"loss": nats, "bits_per_byte": nats / math.log(2)}

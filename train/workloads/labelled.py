@@ -34,7 +34,7 @@ def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return `accuracy`, the part of samples (0 to 1) with the correct class, and the loss, both of one pass."""
+    """Return `accuracy`, the part of samples (0 to 1) with the correct class, and the loss, both from one pass."""
     values, labels = batch
     logits = model(values)
     return {

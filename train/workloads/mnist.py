@@ -1,7 +1,7 @@
 """A two-layer convolutional network on images in IDX form: MNIST, or any set of that shape.
 
-Owns the model and the source of the four files. `idx.py` owns their reading. Knows one fact of processes: one process
-of a node downloads for all.
+Owns the model and the source of the four files. `idx.py` reads them. Knows one fact of processes: one process of a node
+downloads for all processes of the node.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def build(
 
     Missing files are downloaded from `url`, within `download_timeout` seconds in all. `sha256` maps file names to
     hashes and overrides the defaults, which are MNIST's. A null leaves a file unchecked. A name without `.gz` asks for
-    the file in that form. Raises TrainError when a file cannot be downloaded or read, has another hash, or is damaged.
+    the file without compression. Raises TrainError when a file cannot be downloaded or read, has another hash, or is
+    damaged.
     """
     arguments.text("data_dir", data_dir)
     arguments.text("url", url)
@@ -119,7 +120,7 @@ class DataFolder:
     download_timeout: float
 
     def provide(self) -> None:
-        """Make all four files present and verified. Raises TrainError."""
+        """Download the files that are missing, and verify all four. Raises TrainError."""
         deadline = time.monotonic() + self.download_timeout
         for path in map(self.path, STEMS):
             if os.path.exists(path):
@@ -169,7 +170,7 @@ def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None
             f"cannot download {url} to {path!r}: {error}; check the URL, the network, the proxy "
             "variables, SSL_CERT_FILE and the disk, or put the file in its place by hand"
         ) from None
-    except RuntimeError as error:  # another hash
+    except RuntimeError as error:  # the file has another hash
         raise TrainError(
             f"{url} is not the file it should be: {error}; a proxy or login page may have answered "
             "instead, so look at what the URL returns; if the file was changed on purpose, give its "

@@ -18,7 +18,7 @@ from train.base.errors import TrainError
 
 SEPARATOR = b"\0"  # between two files: no text contains this byte, so a model can learn the border
 
-# A file with a zero byte within so many bytes counts as binary, as for git and grep.
+# A file with a zero byte in its first SNIFFED bytes counts as binary, as for git and grep.
 SNIFFED = 8192
 
 # Folders that are no part of the library itself, or that differ on machines with the same Python version.

@@ -1,6 +1,6 @@
 """A small classifier on synthetic data: the workload that needs no file, no network and no time.
 
-Owns the data (a function of the seed alone) and the two-layer model. Knows nothing of processes.
+Owns the data (a function of only the seed) and the two-layer model. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def build(
 
 
 def draw(count: int, centres: torch.Tensor, classes: int, generator: torch.Generator) -> Labelled:
-    """Draw `count` points around `centres` [clusters, features]; cluster k has class k mod C.
+    """Draw `count` points around `centres` [clusters, features]. Cluster k has the class k mod `classes`.
 
-    It draws and adds only integers, and scales once, by a power of two. `randn` would use log and cos, whose last bits
+    Draws and adds only integers, and scales once, by a power of two. `randn` would use log and cos, whose last bits
     differ between processors.
     """
     clusters = torch.randint(0, len(centres), (count,), generator=generator)
