@@ -1,7 +1,7 @@
 """`python -m train doctor CHECKPOINT_DIR`: the rank that is missing, the position of each rank, and the network.
 
 Owns the printed page and the exit code: 0 if all is well or has ended well, 1 if something is wrong, 2 for wrong usage,
-such as a directory of no job. Changes nothing. Spells out control characters, because a path or the text of an
+such as a directory without a job. Changes nothing. Spells out control characters, because a path or the text of an
 exception may have some.
 """
 
@@ -36,8 +36,8 @@ _MOST_ROWS = 64
 _MOST_STACKS = 4
 _MOST_HOSTS = 32
 _MOST_UNREADABLE = 8
-_TAIL = 1 << 18  # bytes of the metrics
-_NETWORK_BOUND = 0.5  # of a step
+_TAIL = 1 << 18  # the last bytes of metrics.jsonl, which are read
+_NETWORK_BOUND = 0.5  # the part of a step that every rank waits if the network is the limit
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Page:
 
     `statuses`: by the host's name; "" is the job's own status.
     `newest`: the step of the newest checkpoint here.
-    `holders`: the holders of the job and its parts, each with true if it is alive, or None if it belongs to another
-    host and is not visible here.
+    `holders`: the holders of the job's directory and of the hosts' directories, each with true if the holder is alive,
+    or None if it belongs to another host and is not visible here.
     `unreadable`: the files that cannot be read here, and why.
     `pace`: a sentence on the cause of long steps, or "".
     """
@@ -159,9 +159,8 @@ def _newest_checkpoint(directory: Path) -> int | None:
 
 
 def _pace(directory: Path) -> str:
-    """Say what the newest times of the ranks show: an uneven split, a rank that the others wait for, or a slow network.
-
-    Returns "" if they show none of these.
+    """Return a sentence if the newest times of the ranks show an uneven split, a rank that the others wait for, or a
+    slow network; else "".
     """
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         with open_file(directory / "metrics.jsonl") as file:
@@ -188,7 +187,7 @@ def _lock_directories(directory: Path) -> dict[str, Path]:
     try:
         found = sorted(path for path in (directory / "nodes").iterdir() if os.path.isdir(path))
     except OSError:
-        return directories  # see _unreadable
+        return directories  # _unreadable() reports it
     return directories | {path.name: path for path in found[:_MOST_HOSTS]}
 
 
@@ -313,7 +312,7 @@ def _going(members: Sequence[RankState]) -> list[str]:
 
 
 def _table(members: Sequence[RankState], width: int) -> Iterator[str]:
-    """Yield the table of the ranks. If it cannot show all, it leaves out ranks in good condition first."""
+    """Yield the table of the ranks. If there are too many ranks, it leaves out ranks in good condition first."""
     well = (GOES_ON, WAITS)
     ordered = sorted(members, key=lambda p: (p.condition in well, p.rank))
     shown, rest = ordered[:_MOST_ROWS], ordered[_MOST_ROWS:]

@@ -1,8 +1,8 @@
 """The results of a probe: the values of probe.json, the table for people, and the verdict. Pure.
 
 Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md there). The algorithm's bandwidth is the bytes of the result
-divided by the time. The bus bandwidth of an all-reduce is the algorithm's times 2(n-1)/n, with n ranks, and of a gather
-half of that. It does not depend on n, so it can be compared with the network's bandwidth.
+divided by the time. With n ranks, the bus bandwidth of an all-reduce is 2(n-1)/n times the algorithm's bandwidth, and
+that of a gather is (n-1)/n times. The bus bandwidth does not depend on n, so it can be compared with the network's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GOOD = 0.7
 
 @dataclass(frozen=True)
 class Collective:
-    """One size of one collective. `ranks`: how many ranks took part. `correct`: whether the sums were right."""
+    """One size of one collective. `ranks`: the number of ranks. `correct`: true if all results were right."""
 
     kind: str
     bytes: int
@@ -45,7 +45,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hosts: plain TCP between them, and single messages of the backend. In bytes a second, and in seconds."""
+    """Two hosts: plain TCP between them, and single messages of the backend, in bytes a second and in seconds."""
 
     first: str
     second: str
@@ -88,7 +88,7 @@ class Figures:
     complete: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values, with its bandwidths added to each collective."""
+        """Return the values, with the two bandwidths added to each collective, and the verdict."""
         values = asdict(self)
         for made, row in zip(self.collectives, values["collectives"], strict=True):
             row["algorithm_bandwidth"] = made.algorithm_bandwidth
@@ -109,7 +109,7 @@ def verdict(figures: Figures) -> str:
         rates = (f"{kind} {rate(c.bus_bandwidth)}" for kind, c in largest.items())
         return f"one host; bus bandwidth: {', '.join(rates)}"
     slowest = min(figures.pairs, key=lambda pair: pair.tcp_bandwidth)
-    # The ranks of a host exchange among themselves, so each host sends as a member does.
+    # The ranks of a host exchange within the host, so in the network each host sends like one member of a ring.
     parts = {
         kind: c.sent(len(figures.hosts)) / slowest.tcp_bandwidth for kind, c in largest.items()
     }

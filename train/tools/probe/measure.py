@@ -38,13 +38,14 @@ FILE = "probe.json"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB
 _BUDGET_S = 1.0  # for the repetitions of one size
 _MAX_REPEATS = 50
-_TOO_LONG_S = 5.0  # or an eighth of the collective timeout: a size four times as large is left out
+# If a size takes longer than this, or than an eighth of the collective timeout, larger sizes are left out.
+_TOO_LONG_S = 5.0
 _ALL_PAIRS = 8  # with more hosts than this, only neighbours are measured
 _MESSAGE = 16 << 20  # bytes
 
 
 def run(info: RunInfo) -> int:
-    """Meet the other ranks, measure, and return the exit code; the status says how it ended. Raises TrainError."""
+    """Meet the other ranks, measure, and return the exit code. The status says how a probe ended. Raises TrainError."""
     met = startup.meet(info)
     world, fence, stop = met.world, met.fence, met.stop
     record = partial(_record_status, info.directory, fence, met.host)
@@ -122,10 +123,10 @@ class Probe:
         self._say(f"all figures: {self._path}")
         return True
 
-    # --- what is measured -------------------------------------------------------------------------
+    # --- the measurements -------------------------------------------------------------------------
 
     def _vectors(self) -> None:
-        """Record every rank's own numbers, and the mean that an all-reduce gives all of them."""
+        """Record every rank's own numbers, and the mean that an all-reduce gives to every rank."""
         rank, size = self._world.rank, self._world.size
         mine = torch.tensor([rank + 1.0, 2.0 * rank, 10.0], device=self._world.device)
         total = mine.clone()
@@ -254,7 +255,7 @@ class Probe:
         return self._record("tree", count, lambda: reducer.reduce(rows, rows[-1]).wait(), correct)
 
     def _gathered(self, count: int, gather: Gather) -> float:
-        """Measure the exchange of so many bytes of parameters, if each rank has updated an equal part."""
+        """Measure the exchange of `count` bytes of parameters if each rank has updated an equal part of them."""
         rank, size, device = self._world.rank, self._world.size, self._world.device
         pattern = _pattern(count // 4 // size, device)
         parts = [pattern * _weight(r) * (r == rank) for r in range(size)]
@@ -302,7 +303,7 @@ class Probe:
         answer."""
         return any(self._world.all_gather(self._stop.by_file or self._stop.by_signal))
 
-    # --- what is told -----------------------------------------------------------------------------
+    # --- the output -------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
         if self._world.rank == 0:

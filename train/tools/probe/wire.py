@@ -1,6 +1,6 @@
 """Plain TCP between two hosts, on the interface that the job uses: the network's own bandwidth.
 
-It measures the same as iperf3 with one stream. The receiver starts to count after the connection has had time to open
+This measures the same as iperf3 with one stream. The receiver starts to count after the connection has had time to open
 its window.
 """
 
@@ -35,7 +35,7 @@ def interface(name: str) -> Nic:
 
 
 def _speed(name: str) -> int:
-    """Return the interface's own speed in Mbit/s; 0 if it gives none, as Wi-Fi and virtual interfaces."""
+    """Return the interface's own speed in Mbit/s; 0 if it gives none, as with Wi-Fi and virtual interfaces."""
     try:
         return max(0, int(Path("/sys/class/net", name, "speed").read_text()))
     except (OSError, ValueError):

@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(directories: Sequence[Path], whole: Path, output: Path) -> None:
-    """Write the page of one run, or of the points of the sweep in `whole`; after an error no half page is left.
+    """Write the page of one run, or of the points of the sweep in `whole`.
 
-    Raises OSError.
+    Raises OSError, and then leaves no half page.
     """
     if len(directories) == 1:
         text = page(load(whole), whole.name)

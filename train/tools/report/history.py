@@ -1,7 +1,7 @@
 """The history of a run: its steps, starts, checkpoints and ranks, from the files of its directory.
 
-Owns the choice of the row of a step that counts, and the count of lost steps. The last row counts, because after a
-crash the steps since the checkpoint are done again. Pure except for load().
+Owns the choice of the row of a step that counts, and the count of lost steps. The last row of a step counts, because
+after a crash the steps since the checkpoint are done again. Pure except for load().
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from train.run.status import Status, read_status
 _ENDS = ("done", "stopped", "left")
 DETECTION, LAUNCH = "detection and clean-up", "launch"
 RECOVERY = (DETECTION, LAUNCH, *STAGES, FIRST_STEP)
-"""The stages of a recovery in their order: until the launcher begins, until its process begins, and the stages there."""
+"""The stages of a recovery, in order: until the launcher begins, until its process begins, and those of the process."""
 Row = Mapping[str, Any]
 
 
@@ -44,10 +44,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of the training. `end`: done, stopped, left, running, or lost (a crash or a kill). `lost_steps`: steps
-    that the next start did again, and `repeated_s` the seconds that they had taken. `recovery`: the seconds of each stage
-    from the last row of the start before to the first step of this one; empty for the first start, and if the stages
-    are not on record."""
+    """One start of the training. `end`: done, stopped, left, running, or lost (a crash or a kill). `lost_steps`: the
+    number of steps that the next start did again. `repeated_s`: the seconds that these steps had taken. `recovery`: the
+    seconds of each stage from the last row of the start before to the first step of this start. `recovery` is empty for
+    the first start, and if the stages are not on record."""
 
     number: int
     attempt: str
@@ -66,8 +66,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Mean seconds of a step, over `log_every` steps: in total, and each rank's waits for other ranks and for
-    batches."""
+    """The mean seconds of a step, over the steps since the last report: in total, and each rank's waits for other ranks
+    and for batches."""
 
     step: int
     seconds: float
@@ -86,7 +86,7 @@ class CheckpointWrite:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known of a run.
+    """Everything that is known about a run.
 
     `shares`: the steps after which micro-batches moved between ranks, each with the new number of every rank.
     `total_steps`: the length of the run, 0 if it is not on record. `checkpoint`: the file with the weights of the
@@ -144,7 +144,7 @@ def load(directory: Path) -> History:
 
 
 def read(lines: Iterable[str]) -> Iterator[Row]:
-    """Yield the rows that are whole: a crash may have cut off the last one."""
+    """Yield the rows that are whole, because a crash may have cut off the last one."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -199,10 +199,10 @@ def history(
 
 
 def _steps(rows: Sequence[Row]) -> list[Step]:
-    """Return the steps, by the last row of each. A step begins at the row of the step or evaluation before it, within
-    its start.
+    """Return the steps, by the last row of each. A step begins at the row of the step or evaluation before it in the
+    same start.
 
-    Other rows mark no beginning: the row of a checkpoint is written together with the row of the following step.
+    Other rows mark no beginning, because the row of a checkpoint is written together with the row of the next step.
     """
     found: dict[int, Step] = {}
     before: Row | None = None

@@ -214,7 +214,7 @@ def _settings(title: str, values: Any) -> Iterator[str]:
 
 
 def units(history: History) -> tuple[float, str]:
-    """Return how much a step processes, and the unit: the workload's own, else samples."""
+    """Return how much a step processes, and the unit: the workload's own, samples, or steps if nothing is known."""
     unit, per_step = history.manifest.get("unit"), history.manifest.get("units_per_step")
     if isinstance(unit, str) and isinstance(per_step, (int, float)):
         return float(per_step), unit
@@ -224,5 +224,5 @@ def units(history: History) -> tuple[float, str]:
 
 
 def count(number: float) -> str:
-    """Return a number with three digits, or with all before the point."""
+    """Return a number with three digits, or from 100 on with all digits before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

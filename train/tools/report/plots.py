@@ -18,9 +18,9 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#8
 PINK = "#cc79a7"
 _INK = "#010203"  # stands for the page's own colour
 _POINTS = 600  # the most points of a curve; the eye cannot distinguish more
-_POINTS_OVERLAID = 200  # the most points of a curve among others: each makes the page larger
-_MARKED = 30  # a curve with at most so many points marks each
-# The distance from the best curve, in its own heights, at which values leave the picture.
+_POINTS_OVERLAID = 200  # the most points of a curve among others; each point makes the page larger
+_MARKED = 30  # a curve with at most so many points marks each point
+# Values leave the picture beyond this distance from the best curve. The unit is the curve's height or largest value.
 _FAR = 10.0
 COLOURED = 10  # more curves than these cannot be told apart
 
@@ -127,7 +127,7 @@ def checkpoints(history: History) -> str:
 
 
 class Curve(NamedTuple):
-    """One line among others: its points, and its place in their order, from 0. `steps` are ascending."""
+    """One line among others: its points, and its place in the order of the lines, from 0. `steps` are ascending."""
 
     place: int
     steps: Sequence[float]
@@ -152,7 +152,7 @@ def pen(place: int) -> Pen:
 
 
 def averaged(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return a curve of few points, each the mean of equally many neighbours. It has a gap where a value is not finite."""
+    """Return a curve of few points, each the mean of equally many neighbours. A value that is not finite is a gap."""
     size = max(1, -(-len(values) // _POINTS_OVERLAID))
     blocks = range(0, len(values), size)
     return [_mean(steps[n : n + size]) for n in blocks], [
@@ -166,7 +166,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def overlaid(curves: Sequence[Curve]) -> str:
-    """Draw the curves over each other by step, the first in their order on top."""
+    """Draw the curves over each other by step, with the first curve on top."""
 
     def draw(axes: Any) -> None:
         for place, steps, values in reversed(curves):
@@ -181,7 +181,7 @@ def overlaid(curves: Sequence[Curve]) -> str:
 
 
 def limits(curves: Sequence[Curve]) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest value of the picture, or None for all that there is.
+    """Return the lowest and the highest value of the picture, or None for both if matplotlib may choose.
 
     Values far away from the best curve are left out, because a loss that diverges would flatten all other curves.
     """

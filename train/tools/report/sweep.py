@@ -21,7 +21,7 @@ from train.tools.report import plots
 from train.tools.report.history import History, Row, history, load, value_of
 from train.tools.report.page import FILE, cell, count, document, figure, units
 
-_HEAD = ("kind", "step", "attempt", "generation", "time")  # of every row
+_HEAD = ("kind", "step", "attempt", "generation", "time")  # the keys of every row
 _TRAINING = "training loss"
 _BEST = "best "
 _STYLE = """
@@ -46,7 +46,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Point:
-    """One point. `report`: the address of its own page, or "". `curves`: by their captions."""
+    """One point. `report`: the address of its own page, or "". `curves`: the curves, by caption."""
 
     name: str
     status: Status | None = None
@@ -70,7 +70,7 @@ class Ranking(NamedTuple):
 def read(directory: Path, sweep: Path, page_directory: Path) -> Point:
     """Read the point in `directory`, which may not be there yet.
 
-    `page_directory`: the place of the page, which links to the point's own.
+    `page_directory`: the directory of the sweep's page, which links to the point's own page.
     """
     try:
         run = load(directory)
@@ -113,7 +113,7 @@ def point(run: History, name: str, best: Best | None = None, report: str = "") -
 
 
 def ranked(points: Sequence[Point]) -> Ranking:
-    """Return the points, the best first. Last are those that have diverged, then those without a value or a step."""
+    """Return the points, the best first. At the end come diverged points, then points without a value or a step."""
     measure, sign, values = _measure_of(points)
 
     def key(n: int) -> tuple[bool, bool, float]:
@@ -128,8 +128,8 @@ def ranked(points: Sequence[Point]) -> Ranking:
 def _measure_of(points: Sequence[Point]) -> tuple[str, int, Sequence[float | None]]:
     """Return the measure that orders the points, 1 if less is better or -1 if more is, and the value of each point.
 
-    The measure is the metric of `train.best` if all points have the same, else the newest evaluation loss, else the
-    newest training loss.
+    The measure is the metric of `train.best` if all points with a best evaluation have the same metric. Without that it
+    is the newest evaluation loss, and without evaluations the newest training loss.
     """
     bests = [point.best for point in points]
     if len(metrics := {(best.metric, best.mode) for best in bests if best}) == 1:
