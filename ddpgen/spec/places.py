@@ -106,6 +106,8 @@ def path_fault(path: str) -> Refused | None:
     if scp := _SCP.match(path):
         problem = f"{show(path)} is a place for scp, and here a directory of this name"
         return Refused(problem, f"write {path[scp.end() :]}, as the host itself names it")
+    if path.endswith("://"):
+        return Refused(f"{path} names nothing", f"write {path}NAME")
     return variable_fault(path)
 
 

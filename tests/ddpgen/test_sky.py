@@ -390,9 +390,11 @@ VALUES = [
         "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x.whl|x-1.whl[a]"
         "|wheels/x.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < 3"
         '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
-        "|--new-option x --pre|a; python_version < '3.13' # why"),
+        "|--new-option x --pre|a; python_version < '3.13' # why|git+ssh://git@h/x.git|git+git@h:x/y.git"
+        '|a;(python_version<"3.13" or os_name == "nt") and "linux" in sys_platform|a; "x" not in extra'),
         ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
-        "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"),
+        "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"
+        "|a; python_version >|a; python_version|a; x == 'y' and|a; python_version => '3'|git+https://|git+ssh:// ; a < 3"),
     ),
     (JOB["memory"], "64|64+|0.5|64GB|1TB|512mb|64Gi+", "0|0GB|-1|GB|64 GB|64G|+"),
     (JOB["cpus"], "8|8+|0.5", "0|0.0|8GB|x"),

@@ -163,6 +163,8 @@ REFUSED = [
     ("nodelist: n2, exclude: 'n[1-2]'", "9:34 targets.slurm.exclude", "n2"),
     ("mem: 1G, extra: --mem-per-cpu=1G", "9:27 targets.slurm.extra", "not both"),
     ("extra: --wait", "9:18 targets.slurm.extra", "end"),
+    ("extra: --container=x", "9:18 targets.slurm.extra", "environment"),
+    ("environment: {container: 'docker://'}", "9:36 targets.slurm.environment.container", "NAME"),
     ("login: h, ssh_options: [-N]", "9:35 targets.slurm.ssh_options[0]", "no command"),
     (
         "environment: {container: {image: x, mounts: '/a:b'}}",

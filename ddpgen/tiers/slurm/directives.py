@@ -22,6 +22,7 @@ _MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 WRITTEN_OPTIONS: Mapping[str, str] = {
     **{option: f"write {name}:" for option, name in DIRECTIVES.items()},
     "chdir": "leave it out: the job runs in its bundle",
+    "container": "write environment: {container: IMAGE}",
     "cpus-per-task": "write cpus_per_proc:",
     "error": "leave it out, so that ddpgen logs shows all; --output=/PATH/%x-%j.log moves the log",
     "exclusive": "write exclusive: true",
