@@ -14,7 +14,7 @@ from typing import Any
 from ddpgen.driver.state import mapping
 from ddpgen.driver.wording import table
 from ddpgen.measure import cost
-from ddpgen.measure.predict import DTYPE_BYTES, shape_of
+from ddpgen.measure.predict import DTYPE_BYTES, PredictOptions, predict, shape_of
 from ddpgen.measure.quantities import time
 from ddpgen.spec.job import JobSpec
 
@@ -64,7 +64,7 @@ class Row:
     """A shape, with medians over the samples of all its runs.
 
     `efficiency`: the speed of each process as a part of the first shape's. `predicted_s`: the time of a step by
-    ddpgen/measure/cost.py.
+    ddpgen/measure/predict.py.
     """
 
     shape: str
@@ -147,7 +147,8 @@ def make(
         base = rows[0].step_s * rows[0].processes if rows else step_s * size
         predicted = None
         if link is not None and single_step_s is not None and manifest.get("gradient_bytes"):
-            predicted = predict(job, single_step_s, manifest["gradient_bytes"], link, efficiency)
+            sent = manifest["gradient_bytes"]
+            predicted = _predicted_s(tier, job, single_step_s, sent, link, efficiency)
         rows.append(
             Row(
                 shape, tier, size, len(shape_runs), step_s, min(times), max(times),
@@ -167,20 +168,19 @@ def _median(runs: Sequence[BenchRun], name: str) -> float | None:
     return statistics.median(values) if values and None not in values else None
 
 
-def predict(
-    job: JobSpec, single_step_s: float, gradient_bytes: float, link: cost.Link, efficiency: float
-) -> float | None:
+def _predicted_s(
+    tier: str, job: JobSpec, single_step_s: float, gradient_bytes: float, link: cost.Link,
+    efficiency: float,
+) -> float | None:  # fmt: skip
     """Return the seconds of a step on several hosts, from the step of a single process; None for one host."""
-    shape, train = shape_of(job), job.train
+    shape = shape_of(job)
     if shape.hosts == 1:
         return None
-    sent = gradient_bytes * DTYPE_BYTES.get(train.comm_hook, 4) / 4
-    count = cost.tree_bytes if train.reduction == "tree" else cost.ring_bytes
-    overlap = cost.Overlap(
-        shape.max_micro_batches, cost.last_bucket(gradient_bytes, train.bucket_cap_mb)
-    )
+    parameters = int(gradient_bytes) // DTYPE_BYTES["fp32"]
     compute_s = single_step_s * shape.max_micro_batches / job.micro_batches
-    return overlap.step(compute_s, link.seconds(count(shape, sent), efficiency)).step_s
+    options = PredictOptions(parameters, None, link, efficiency, {"": compute_s})
+    links = predict({tier: job}, tier, options, None).links
+    return next(row.step.step_s for row in links if row.link == link and row.step)
 
 
 def compare(runs: Mapping[str, Sequence[BenchRun]]) -> tuple[str, bool]:

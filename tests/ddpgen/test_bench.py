@@ -144,6 +144,9 @@ def test_several_hosts_are_held_against_the_prediction(spec: Spec) -> None:
     found = made(spec(HOSTS), runs, Link("80 Mbit/s", 80e6))
     assert [row.predicted_s for row in found.rows] == [None, None, pytest.approx(0.15)]
     assert bench_table.as_text(found).splitlines()[-1].endswith("150 ms (+20%)")
+    sharded = HOSTS.replace("steps: 300", "steps: 300\n  shard: optimizer")
+    found = made(spec(sharded), runs, Link("80 Mbit/s", 80e6))
+    assert found.rows[-1].predicted_s == pytest.approx(0.2)  # each host sends half of 1 MB more
     without_one = made(spec(HOSTS), {"2": runs["2"], "hosts": runs["hosts"]}, Link("x", 80e6))
     assert {row.predicted_s for row in without_one.rows} == {None}
 
