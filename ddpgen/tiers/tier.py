@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from ddpgen.errors import TargetUnavailableError
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -98,14 +98,20 @@ class Tier(ABC, Generic[Job]):
         return job
 
     def submit(self, job: Job, bundle: Path, arguments: Texts, points: Texts = ()) -> Launch:
-        """Submit a bundle, or `points` of its sweep. Raise TargetUnavailableError, FileTroubleError."""
-        raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
+        """Without `start`: submit a bundle, or `points` of its sweep. Raise TargetUnavailableError, FileTroubleError."""
+        return cast("Launch", self._module("submit").submit(job, bundle, arguments, points))
 
     def preview(self, job: Job, bundle: Path, copy: Path, words: Texts, points: Texts) -> Texts:
         """Return a line for each copy and command that follows `start` in a launch. `copy`: the bundle's copy to submit."""
-        return ()
+        if self.start:
+            return ()
+        return list(self._module("submit").preview(job, bundle, copy, words, points))
 
     @property
-    @abstractmethod
     def follow(self) -> Follow:
         """The module for status, stop and logs of this tier's jobs."""
+        return cast(Follow, self._module("follow"))
+
+    def _module(self, name: str) -> Any:
+        """Return a module of the tier's folder. Only a launch or a question imports it, never a render."""
+        return importlib.import_module(f"..{name}", type(self).__module__)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpgen.tiers.registry import TIERS as REGISTRY
-from ddpgen.tiers.tier import Tier
+from ddpgen.tiers.tier import Follow, Tier
 from tests.project.floors import imports
 from tests.project.tree import ROOT
 
@@ -38,17 +42,13 @@ TIER = '''
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ddpgen.monitor.record import Launch
-from ddpgen.programs import output
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.fields import Text, setting
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.plan import values
-from ddpgen.tiers.tier import Follow, Tier
+from ddpgen.tiers.tier import Tier
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -67,19 +67,30 @@ class At(Tier[AtJob]):
         placed = values(job, self.plan(job), "at.activate.sh") | {"when": job.when}
         script = renderer.render("at.sh.j2", placed)
         return [Artefact("at.sh", script, "at -f {bundle}/at.sh"), *renderer.activation(placed)]
-
-    def submit(
-        self, job: AtJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
-    ) -> Launch:
-        _, said = output(["at", "-f", str(bundle / "at.sh"), *job.when.split()])
-        return Launch("at", said.split()[1])
-
-    @property
-    def follow(self) -> Follow:
-        from ddpgen.tiers.local import follow
-
-        return follow
 '''
+SUBMIT = """
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ddpgen.monitor.record import Launch
+from ddpgen.programs import output
+from ddpgen.tiers.at.tier import AtJob
+
+
+def submit(
+    job: AtJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
+) -> Launch:
+    _, said = output(["at", "-f", str(bundle / "at.sh"), *job.when.split()])
+    return Launch("at", said.split()[1])
+
+
+def preview(
+    job: AtJob, bundle: Path, copy: Path, arguments: Sequence[str], points: Sequence[str]
+) -> Iterator[str]:
+    yield f"+ at -f {bundle}/at.sh {job.when}"
+"""
 TEMPLATE = """{% extends "local.sh.j2" %}
 {% block bundle %}
 # at {{ when | comment }}
@@ -110,6 +121,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "tier.py").write_text(TIER)
+    (folder / "submit.py").write_text(SUBMIT)
+    (folder / "follow.py").write_text("from ddpgen.tiers.local.follow import *\n")
     (place / "templates" / "at.sh.j2").write_text(TEMPLATE)
     registry = place / "ddpgen" / "tiers" / "registry.py"
     text = registry.read_text()
@@ -162,6 +175,8 @@ def test_it_is_submitted_by_its_own_tool_and_followed(copy: Path) -> None:
     (programs / "at").write_text('#!/bin/sh\necho "$@" > at.words\necho "job 7 at noon"\n')
     (programs / "at").chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
+    done = ddpgen(copy, "launch", "job.yaml", "--target", "at", "--dry-run")
+    assert "at.sh now + 1 hour" in done.stdout, done.stderr
     done = ddpgen(copy, "launch", "job.yaml", "--target", "at", PATH=path)
     assert done.returncode == 0, done.stderr
     assert (copy / "at.words").read_text().split()[-4:] == ["now", "+", "1", "hour"]
@@ -189,3 +204,27 @@ def test_no_code_outside_the_folders_of_the_tiers_asks_for_a_tier() -> None:
 def test_a_tier_gives_only_what_every_tier_is_asked_for(name: str) -> None:
     own = {attribute for attribute in vars(type(REGISTRY[name])) if not attribute.startswith("_")}
     assert own <= {*dir(Tier), *Tier.__annotations__}
+
+
+def asked(function: Callable[..., Any], receiver: int = 0) -> list[str]:
+    """The kinds of a function's parameters, without the first `receiver`."""
+    parameters = list(inspect.signature(function).parameters.values())[receiver:]
+    return [str(each.annotation).replace(" | Path", "") for each in parameters]
+
+
+@pytest.mark.parametrize("name", sorted(TIERS))
+def test_the_modules_of_a_tier_take_what_they_are_given(name: str) -> None:
+    """The type checker cannot see it, because they are imported by name."""
+    tier = REGISTRY[name]
+    functions = [each for each in vars(Follow) if not each.startswith("_")]
+    assert "status" in functions
+    for each in functions:
+        assert asked(getattr(tier.follow, each)) == asked(getattr(Follow, each), 1), each
+    for value, kind in ((tier.follow.KILL_ADVICE, str), (tier.follow.INTERVAL_S, int)):
+        assert isinstance(value, kind)
+    if not tier.start:
+        module = importlib.import_module(f"ddpgen.tiers.{name}.submit")
+        job, *others = asked(module.submit)
+        assert (job, others) == (tier.model.__name__, ["Path", "Sequence[str]", "Sequence[str]"])
+        job, *others = asked(module.preview)
+        assert (job, others) == (tier.model.__name__, [*["Path"] * 2, *["Sequence[str]"] * 2])

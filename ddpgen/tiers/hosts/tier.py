@@ -10,7 +10,7 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.hosts import plan, render
 from ddpgen.tiers.hosts.fields import HostsJob
 from ddpgen.tiers.plan import Plan
-from ddpgen.tiers.tier import Follow, Tier
+from ddpgen.tiers.tier import Tier
 
 
 class Hosts(Tier[HostsJob]):
@@ -35,9 +35,3 @@ class Hosts(Tier[HostsJob]):
         from ddpgen.tiers.hosts import preview
 
         return list(preview.lines(render.listing(job), bundle, words))
-
-    @property
-    def follow(self) -> Follow:
-        from ddpgen.tiers.hosts import follow
-
-        return follow

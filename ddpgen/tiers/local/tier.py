@@ -8,7 +8,7 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import values
-from ddpgen.tiers.tier import Follow, Tier
+from ddpgen.tiers.tier import Tier
 
 
 class Local(Tier[JobSpec]):
@@ -30,9 +30,3 @@ class Local(Tier[JobSpec]):
             Artefact(self.start, script, "bash {bundle}/local.sh"),
             *renderer.activation(template_values),
         ]
-
-    @property
-    def follow(self) -> Follow:
-        from ddpgen.tiers.local import follow
-
-        return follow

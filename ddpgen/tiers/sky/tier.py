@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.rules import Conflict
@@ -13,10 +11,7 @@ from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.sky import plan, render
 from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import files_of
-from ddpgen.tiers.tier import Follow, Tier
-
-if TYPE_CHECKING:
-    from ddpgen.monitor.record import Launch
+from ddpgen.tiers.tier import Tier
 
 
 class Sky(Tier[SkyJob]):
@@ -45,23 +40,3 @@ class Sky(Tier[SkyJob]):
     def contained(self, job: SkyJob, image: str) -> SkyJob:
         environment = replace(job.environment, packages="installed")
         return replace(job, environment=environment, image=f"docker:{image}")
-
-    def submit(
-        self, job: SkyJob, bundle: Path, arguments: Sequence[str], points: Sequence[str] = ()
-    ) -> Launch:
-        from ddpgen.tiers.sky import submit
-
-        return submit.submit(job, bundle, arguments, points)
-
-    def preview(
-        self, job: SkyJob, bundle: Path, copy: Path, words: Sequence[str], points: Sequence[str]
-    ) -> Sequence[str]:
-        from ddpgen.tiers.sky import submit
-
-        return list(submit.preview(job, bundle, copy, words, points))
-
-    @property
-    def follow(self) -> Follow:
-        from ddpgen.tiers.sky import follow
-
-        return follow
