@@ -82,8 +82,7 @@ def compare(
     rig: Rig, place: Path, rate: float, compute_s: float, measured_s: float
 ) -> dict[str, Any]:
     """Probe the link and predict the step of the job in `place`."""
-    ddpgen(rig, place, "probe", "job.yaml", "--target", "hosts", "--json", "probe.json")
-    found = json.loads((place / "probe.json").read_text())
+    found = json.loads(ddpgen(rig, place, "probe", "job.yaml", "--target", "hosts", "--json"))
     # Two ranks with a micro-batch each take DDP's own all-reduce.
     kind = "tree" if found["processes"] > 2 else "all-reduce"
     bus = [c["bus_bandwidth"] for c in found["collectives"] if c["kind"] == kind][-1]

@@ -104,33 +104,11 @@ def predict(
     click.echo(page.as_json(prediction) if as_json else page.as_text(prediction))
 
 
-class _Measuring(click.Command):
-    """A command whose --json prints the figures, and --json FILE writes them to a file as well."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.MissingParameter:
-            if "--json" not in words:
-                raise
-        # The word behind --json was the spec.
-        words[words.index("--json")] = f"--json={_STDOUT}"
-        return super().parse_args(ctx, words)
-
-
-_STDOUT = Path("-")
-_FIGURES = click.option(
-    "--json", "json_to", type=FILE, is_flag=False, flag_value=str(_STDOUT), metavar="[FILE]",
-    help="For programs instead of people. With FILE: also write it there.",
-)  # fmt: skip
-
-
-@cli.command(cls=_Measuring)
+@cli.command()
 @spec_argument
 @ONE_TIER
-@_FIGURES
-def probe(spec: str, chosen: Chosen, target: str, json_to: Path | None) -> None:
+@JSON
+def probe(spec: str, chosen: Chosen, target: str, as_json: bool) -> None:
     """Measure network and collectives by the job's own launch. Nothing is trained.
 
     Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
@@ -149,7 +127,7 @@ def probe(spec: str, chosen: Chosen, target: str, json_to: Path | None) -> None:
     from ddpgen.tiers.registry import TIERS
 
     here = [name for name, tier in TIERS.items() if tier.start]
-    if json_to is not None and target not in here:
+    if as_json and target not in here:
         raise click.UsageError(
             f"--json goes with {' and '.join(here)}; on {target} the figures stay there."
         )
@@ -171,21 +149,18 @@ def probe(spec: str, chosen: Chosen, target: str, json_to: Path | None) -> None:
     with contextlib.suppress(OSError):
         figures.unlink()  # an earlier probe's, because this one may end without figures
     # Standard output is for the figures alone, if a program reads it.
-    output = sys.stderr.fileno() if json_to == _STDOUT else None
+    output = sys.stderr.fileno() if as_json else None
     with Interrupts() as interrupts:
         code = interrupts.run([*start, "--probe"], output)
         if tier.fetch_option and code in (0, 75):
             interrupts.run([*start, tier.fetch_option], output)
     # A launch that was refused has no figures, and its exit code says why.
-    if json_to is not None and (code == 0 or figures.exists()):
-        if json_to == _STDOUT:
-            click.echo(probe.read(figures), nl=False)
-        else:
-            probe.copy(figures, json_to)
+    if as_json and (code == 0 or figures.exists()):
+        click.echo(probe.read(figures), nl=False)
     sys.exit(code)
 
 
-@cli.command(cls=_Measuring)
+@cli.command()
 @spec_argument
 @click.option(
     "--shapes", type=Quantity("shapes"), metavar="LIST",
@@ -207,18 +182,18 @@ def probe(spec: str, chosen: Chosen, target: str, json_to: Path | None) -> None:
     "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
     help="What gradients get of that link's rate.",
 )  # fmt: skip
-@_FIGURES
+@JSON
 @click.option("--markdown", "markdown_to", type=FILE, metavar="FILE", help="Also, as Markdown.")
 @PLOT
 def bench(
     spec: str, chosen: Chosen, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
-    efficiency: float, json_to: Path | None, markdown_to: Path | None, plot: Path | None,
+    efficiency: float, as_json: bool, markdown_to: Path | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """Run a job at several shapes, and compare the speed. Each run takes a few steps; waiting and losses are shown too.
 
     The job is untouched: each shape has a name and a directory of its own, NAME-bench-SHAPE, emptied before each run.
-    The table goes to stdout, what the runs say to stderr. Ctrl-C stops it; the table is then of the runs so far. Exit
-    code 1: a run failed, or the losses differ and must not.
+    The table goes to stdout, what the runs say to stderr. With --json the table goes to stderr, too. Ctrl-C stops it; the
+    table is then of the runs so far. Exit code 1: a run failed, or the losses differ and must not.
 
     \b
     Example:
@@ -250,13 +225,11 @@ def bench(
     machine = {"processors": os.cpu_count(), "ddpgen": __version__}
     name = next(iter(tiers.values())).job.name
     table = bench_table.make(jobs, runs, machine, name, link, efficiency)
-    click.echo(bench_table.as_json(table) if json_to == _STDOUT else bench_table.as_text(table))
-    for place, text in (
-        (json_to, bench_table.as_json(table)),
-        (markdown_to, bench_table.as_markdown(table)),
-    ):
-        if place not in (None, _STDOUT):
-            _write(place, text)
+    click.echo(bench_table.as_text(table), err=as_json)
+    if as_json:
+        click.echo(bench_table.as_json(table))
+    if markdown_to is not None:
+        _write(markdown_to, bench_table.as_markdown(table))
     if plot is not None:
         pictures.bench(table, plot)
         _log.info(f"wrote {plot}")

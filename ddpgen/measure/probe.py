@@ -6,7 +6,6 @@ the commands write the results.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,3 @@ def read(figures: Path) -> str:
         return figures.read_text("utf-8")
     except OSError as error:
         raise FileTroubleError(f"{figures}: {error.strerror}") from None
-
-
-def copy(figures: Path, target: Path) -> None:
-    """Copy the figures of a probe. Raise FileTroubleError."""
-    try:
-        shutil.copyfile(figures, target)
-    except OSError as error:
-        raise FileTroubleError(f"{error.filename or target}: {error.strerror}") from None

@@ -90,6 +90,16 @@ def test_markdown_and_json_say_the_same(spec: Spec) -> None:
     assert rows[1]["facts"] == FACTS
 
 
+def test_with_json_only_the_figures_go_to_standard_output(
+    run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "runs", lambda *_: ({"1": [left()]}, 0))
+    outcome = run("bench", spec(), "--shapes", "1", "--json")
+    assert json.loads(outcome.out)["rows"][0]["step_s"] == pytest.approx(0.1)
+    assert outcome.err.startswith("one run: ")
+    assert run("bench", spec(), "--shapes", "1").out == outcome.err
+
+
 def test_where_ranks_are_not_timed_steps_are(spec: Spec) -> None:
     found = made(spec(), {"1": [left(waiting=None)]})
     (row,) = found.rows

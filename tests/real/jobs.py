@@ -111,17 +111,19 @@ def ddpgen(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def begin(
-    place: Path, job: dict[str, Any], *words: str, stderr: int = subprocess.PIPE, **env: str
-) -> subprocess.Popen[str]:
-    """Begin a command of ddpgen on this spec, in a terminal's process group of its own, with its figures in f.json."""
+def begin(place: Path, job: dict[str, Any], *words: str, **env: str) -> subprocess.Popen[str]:
+    """Begin a command of ddpgen on this spec, in a terminal's process group of its own.
+
+    f.json gets its figures, and stderr all else.
+    """
     (place / "job.yaml").write_text(yaml.safe_dump(job))
     command, *options = words
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddpgen", command, "job.yaml", "--json", "f.json", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env}, cwd=place, process_group=0,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
-    )  # fmt: skip
+    with (place / "f.json").open("w") as figures:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ddpgen", command, "job.yaml", "--json", *options],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env}, cwd=place, process_group=0,
+            stdin=subprocess.DEVNULL, stdout=figures, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
 
 def spec(train: dict[str, Any], **job: Any) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def test_a_stop_leaves_the_figures_so_far(
 ) -> None:
     spec = jobs.spec(TOY, procs_per_node=2, rendezvous={"launcher": "env"})
     words = ("probe", "--target", "local")
-    running = jobs.begin(tmp_path, spec, *words, stderr=subprocess.STDOUT)
-    assert running.stdout is not None
-    assert any("all-reduce" in line for line in running.stdout), "it has ended"
+    running = jobs.begin(tmp_path, spec, *words)
+    assert running.stderr is not None
+    assert any("all-reduce" in line for line in running.stderr), "it has ended"
     send(running.pid, number)
-    output, _ = running.communicate(timeout=60)
+    _, output = running.communicate(timeout=60)
     assert running.returncode == 75, output
     found = json.loads((tmp_path / "f.json").read_text())
     assert not found["complete"]
@@ -85,13 +85,13 @@ def measured_by_iperf3(rig: Rig) -> float:
 
 
 def probe(rig: Rig, place: Path, spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What `ddpgen probe` prints, and the figures that it copies."""
+    """What `ddpgen probe` prints, and its figures."""
     spec = {**spec, "code": None, "train": TOY}
     running = jobs.begin(place, spec, "probe", "--target", "hosts", **fleet.way_in(rig))
-    out, err = running.communicate(timeout=240)
-    assert running.returncode == 0, out + err
+    _, output = running.communicate(timeout=240)
+    assert running.returncode == 0, output
     found: dict[str, Any] = json.loads((place / "f.json").read_text())
-    return out, found
+    return output, found
 
 
 TOY = {"workload": "toy", "steps": 10, "global_batch_size": 8, "micro_batch_size": 1}
