@@ -55,22 +55,12 @@ class Shape:
 def ring_bytes(shape: Shape, gradient_bytes: float) -> float:
     """Return the bytes of DDP's all-reduce: a ring of all ranks in order, in which each host has one way in and out.
 
-    This function and the next two return a step's bytes on the busiest link, in one direction. It is the link of
-    a host, or of a process if there is one host. Each member sends 2(N-1)/N of the data, which is the factor between
+    This function and the next one return a step's bytes on the busiest link, in one direction. It is the link of a
+    host, or of a process if there is one host. Each member sends 2(N-1)/N of the data, which is the factor between
     algorithm and bus bandwidth in nccl-tests (doc/PERFORMANCE.md). No all-reduce sends less (P. Patarasuk, X. Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009).
     """
     return 2 * (shape.processes - 1) / shape.processes * gradient_bytes
-
-
-def sharded_bytes(shape: Shape, gradient_bytes: float) -> float:
-    """Return the bytes of FSDP and ZeRO-3, which gather parameters twice and reduce and scatter gradients once.
-
-    Parameters are gathered for the forward and for the backward pass. Each of the three operations sends (N-1)/N of
-    the data, 3(N-1)/N together, with one micro-batch a rank (S. Rajbhandari et al., "ZeRO: memory optimizations
-    toward training trillion parameter models", SC20, section 7).
-    """
-    return 1.5 * ring_bytes(shape, gradient_bytes)
 
 
 def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
@@ -193,15 +183,6 @@ class Interruptions:
         """
         young = math.sqrt(2 * self.checkpoint_s * self.mean_s)
         return max(2 * self.checkpoint_s, min(self.mean_s, young))
-
-    @property
-    def daly_s(self) -> float:
-        """The best interval by a higher-order estimate (J. T. Daly, FGCS 22(3), 2006)."""
-        if self.checkpoint_s >= 2 * self.mean_s:
-            return self.mean_s
-        part = self.checkpoint_s / (2 * self.mean_s)
-        young = math.sqrt(2 * self.checkpoint_s * self.mean_s)
-        return young * (1 + math.sqrt(part) / 3 + part / 9) - self.checkpoint_s
 
     def lost_s(self, interval_s: float) -> float:
         """Return the time that an interruption loses: half an interval, the checkpoint under way, and the start."""

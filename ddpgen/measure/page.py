@@ -89,10 +89,10 @@ def _links(prediction: Prediction) -> list[str]:
     if not prediction.links:
         return []
     has_step = prediction.links[0].step is not None
-    rows = [["  link", "all-reduce", "FSDP/ZeRO", *(_STEP if has_step else ())]]
+    rows = [["  link", "all-reduce", *(_STEP if has_step else ())]]
     for row in prediction.links:
         mark = "> " if row.link == prediction.link else "  "
-        cells = [f"{mark}{row.link.name}", time(row.communication_s), time(row.sharded_s)]
+        cells = [f"{mark}{row.link.name}", time(row.communication_s)]
         rows.append([*cells, *_step(row.step)])
     return table(rows, str.rjust)
 
@@ -198,7 +198,7 @@ def _checkpoints(checkpoints: Checkpoints | None) -> Iterator[str]:
         lost = f"a loss costs {time(checkpoints.lost_s)}, which is more than the time between two"
         yield f"  the run would never end: {lost}"
         return
-    best = f"every {time(checkpoints.interval_s)} is best (Young 1974; Daly 2006: {time(checkpoints.daly_interval_s)})"
+    best = f"every {time(checkpoints.interval_s)} is best (Young 1974)"
     lost = f"{time(checkpoints.lost_s)} lost each time, {time(interruptions.restart_s)} of it to start again"
     yield f"  {best}, goodput {_percent(checkpoints.goodput)}"
     yield f"  {lost}"

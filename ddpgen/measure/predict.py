@@ -72,11 +72,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class OnLink:
-    """A step on one link. `sharded_s`: the communication of FSDP or ZeRO-3 instead of the all-reduce."""
+    """A step on one link."""
 
     link: Link
     communication_s: float
-    sharded_s: float
     step: StepCost | None
 
 
@@ -146,7 +145,6 @@ class Checkpoints:
 
     interruptions: Interruptions
     interval_s: float
-    daly_interval_s: float
     lost_s: float
     goodput: tuple[float, float]
     spec_interval_s: float | None
@@ -408,13 +406,11 @@ class _Job:
     def _links(self) -> Iterator[OnLink]:
         if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.on_gpu_link):
             return
-        sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
         named = [link for link in quantities.LINKS if self.on_gpu_link or link.name != "NVLink"]
         links = {link.bits_per_s: link for link in (*named, self.link)}
         for _, link in sorted(links.items()):
-            sharded_s = link.seconds(sharded, self.options.efficiency)
             communication_s = self._communication_s(self.shape, link)
-            yield OnLink(link, communication_s, sharded_s, self._step(self.shape, link))
+            yield OnLink(link, communication_s, self._step(self.shape, link))
 
     def _nodes(self) -> Iterator[OnNodes]:
         procs = self.shape.procs[0]
@@ -548,7 +544,7 @@ class _Job:
         if automatic or job.train.program_field != "workload":
             written_s = None  # the training computes the interval itself, or the script has its own
         return Checkpoints(
-            interruptions, interruptions.young_s, interruptions.daly_s, interruptions.lost_s(interruptions.young_s), interruptions.goodput(interruptions.young_s),
+            interruptions, interruptions.young_s, interruptions.lost_s(interruptions.young_s), interruptions.goodput(interruptions.young_s),
             written_s, interruptions.goodput(written_s) if written_s else None,
         )  # fmt: skip
 

@@ -35,10 +35,9 @@ def test_760m_parameters_in_bf16_on_two_nodes(link: str, seconds: float) -> None
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 1000])
-def test_a_ring_sends_2_and_sharding_3_times_n_minus_1_of_n(nodes: int) -> None:
+def test_a_ring_sends_2_times_n_minus_1_of_n(nodes: int) -> None:
     shape = Shape((1,) * nodes)
     assert cost.ring_bytes(shape, nodes * 100.0) == pytest.approx(2 * (nodes - 1) * 100)
-    assert cost.sharded_bytes(shape, nodes * 100.0) == pytest.approx(3 * (nodes - 1) * 100)
 
 
 def test_inside_each_host_first_costs_the_network_what_the_hosts_alone_would() -> None:
@@ -143,7 +142,7 @@ def test_the_interval_is_the_runtimes(cost_s: float, mean_s: float) -> None:
 
 
 @pytest.mark.parametrize(("cost_s", "mean_s"), [(40, 7200), (5, 3600), (60, 86400)])
-def test_dalys_interval_and_youngs_are_close_to_the_best_by_his_whole_model(
+def test_youngs_interval_is_close_to_the_best_by_dalys_whole_model(
     cost_s: float, mean_s: float
 ) -> None:
     def wall(interval_s: float) -> float:
@@ -152,9 +151,7 @@ def test_dalys_interval_and_youngs_are_close_to_the_best_by_his_whole_model(
 
     gone = Interruptions(mean_s, cost_s, 0.0)
     best = min(map(wall, range(1, mean_s)))
-    assert wall(gone.daly_s) == pytest.approx(best, rel=1e-4)
     assert wall(gone.young_s) == pytest.approx(best, rel=2e-3)
-    assert Interruptions(10.0, 20.0, 0.0).daly_s == 10.0
 
 
 def test_goodput_is_that_of_the_guide() -> None:
