@@ -94,14 +94,14 @@ def table_of(
             rows.append((host.name, "unreachable", "", "", ""))
             continue
         runs, state = answer.get("runs", ""), states[host]
-        node = _readable(answer.get("node", ""), runs == "no")
-        job = _readable(answer.get("status", ""), all_gone)
+        node = read({"status": answer.get("node", "")}).words(runs != "no") or "none"
+        job = state.words(not all_gone) or "none"
         if runs == "yes" and state.status == "running" and state.age_s is not None:
             steps[host] = state
             job += f": step {state.step}, {ago(state.age_s)}"
         elif state.status == "running" and state.attempt in ended_on:
             job = f"rank 0 moved to {ended_on[state.attempt]}"
-        rows.append((host.name, runs, node, job, _newest_checkpoint(state)))
+        rows.append((host.name, runs, node, job, state.saved))
     return rows, steps
 
 
@@ -206,24 +206,3 @@ def _print_log(path: Path, screen: Screen) -> int:
         screen.say(f"{path}: {error.strerror}: the host has said nothing that could be kept")
         return FAILED
     return DONE
-
-
-def _newest_checkpoint(state: JobState) -> str:
-    """Return the newest checkpoint of a host in words; for a user's script, the step of its last save."""
-    if state.newest_checkpoint is not None:
-        return f"step {state.newest_checkpoint}"
-    return f"of step {state.last_save[1]}" if state.last_save else "none"
-
-
-def _readable(line: str, ended: bool) -> str:
-    """Return a status line such as `failed 1f3a… 40 why` without the attempt's id, which is for programs.
-
-    `running` names the step of the start. It is left out, because a reader would think that the job is stuck
-    there. `ended`: the process that wrote the line has ended. If the line says `running`, the process was killed.
-    """
-    match = re.fullmatch(r"(\w+) \S+ (\d+)(?: (.*))?", shown(line.encode()).strip())
-    if match is None:
-        return "none" if not line.strip() else "?"
-    if match[1] == "running":
-        return "running when it was killed" if ended else "running"
-    return f"{match[1]} at step {match[2]}" + (f": {match[3]}" if match[3] else "")

@@ -60,6 +60,23 @@ class JobState:
         """True if exactly this training of a point of a sweep is done."""
         return self.status == "done" and self.point == {"id": point_id, "arguments": [*arguments]}
 
+    def words(self, running: bool | None) -> str:
+        """Return the status as text; "" without one. `running`: None if nobody knows whether the processes run."""
+        why = f": {self.reason}" if self.reason else ""
+        if self.status == "running":
+            if running is not False:
+                return "running"  # without its step, which is the first of the start
+            return f"ended after this{why}" if why else "it was running when it was killed"
+        step = f" at step {self.status_step}" if self.status_step else ""
+        return f"{self.status}{step}{why}"
+
+    @property
+    def saved(self) -> str:
+        """The newest checkpoint as text; the last save of a user's script without one."""
+        if self.newest_checkpoint is not None:
+            return f"step {self.newest_checkpoint}"
+        return f"{self.last_save[0]}, of step {self.last_save[1]}" if self.last_save else "none"
+
     @property
     def split(self) -> str:
         """The micro-batches of each rank, or the smallest and largest number of many ranks; "" if the split is even."""

@@ -114,7 +114,7 @@ class Report(NamedTuple):
             weights = f"{self.location}/step-{saved:09}/model.pt"
         values = {
             "directory": self.location,
-            "state": _job(state, self.running),
+            "state": self._words(),
             "step": final_step or state.step,
             "steps": state.last_step,
             "step_age_s": None if not running or state.age_s is None else round(state.age_s, 1),
@@ -156,7 +156,7 @@ class Report(NamedTuple):
             "micro-batches": _split_words(self.state) if "micro_batches" in facts else None,
             "slow rank": _slow_words(facts.get("slow_rank")),
             "restarts": facts.get("restarts"),
-            "newest checkpoint": _newest_checkpoint(self.state),
+            "newest checkpoint": self.state.saved,
             "weights": facts.get("weights"),
         }
         return {name: str(text) for name, text in rows.items() if text is not None}
@@ -175,7 +175,10 @@ class Report(NamedTuple):
             return "the checkpoint directory is not there yet"
         if self.state.directory_state == "closed":
             return "the checkpoint directory may not be read by this user"
-        return _job(self.state, self.running)
+        return self._words()
+
+    def _words(self) -> str:
+        return self.state.words(self.running) or "no job has begun there"
 
     def words(self) -> list[str]:
         if self.state.directory_state != "yes":
@@ -228,24 +231,6 @@ def without_empty_columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ..
     """Return the rows and their heading without columns that are empty in every row."""
     columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return [tuple(row[column] for column in columns) for row in rows]
-
-
-def _job(state: JobState, running: bool | None) -> str:
-    if not state.status:
-        return "no job has begun there"
-    if state.status == "running":
-        if running is not False:
-            return "running"
-        killed = "it was running when it was killed"
-        return f"ended after this: {state.reason}" if state.reason else killed
-    step = f" at step {state.status_step}" if state.status_step else ""
-    return f"{state.status}{step}" + (f": {state.reason}" if state.reason else "")
-
-
-def _newest_checkpoint(state: JobState) -> str:
-    if state.newest_checkpoint is not None:
-        return f"step {state.newest_checkpoint}"
-    return f"{state.last_save[0]}, of step {state.last_save[1]}" if state.last_save else "none"
 
 
 def _speed_words(facts: Mapping[str, Any]) -> str | None:
