@@ -26,14 +26,18 @@ _LAUNCHER_FLAGS = frozenset([
 ])  # fmt: skip
 _PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "numactl", "setsid")
 _PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": ("-N", "-C", "-m")}
-_SRUN_SHORT = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "K": "kill-on-bad-exit", "W": "wait",
-    "l": "label", "u": "unbuffered", "o": "output", "e": "error", "m": "distribution", "G": "gpus", "J": "job-name",
-    "t": "time", "p": "partition", "A": "account", "Q": "quiet", "v": "verbose", "s": "oversubscribe", "O": "overcommit",
+# Options of srun and sbatch. A letter stands for the same option in both.
+SLURM_SHORT = {
+    "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
+    "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill", "L": "licenses", "l": "label",
+    "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
+    "Q": "quiet", "q": "qos", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait",
+    "w": "nodelist", "x": "exclude",
 }  # fmt: skip
-_SRUN_FLAGS = frozenset([
-    "label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "pty", "quiet", "verbose", "exact", "oversubscribe",
-    "overcommit", "no-kill", "contiguous", "spread-job", "use-min-nodes", "multi-prog", "disable-status",
+SLURM_FLAGS = frozenset([
+    "exclusive", "requeue", "no-requeue", "parsable", "overcommit", "oversubscribe", "no-kill", "hold", "contiguous",
+    "spread-job", "use-min-nodes", "get-user-env", "reboot", "label", "unbuffered", "overlap", "kill-on-bad-exit", "pty",
+    "quiet", "verbose", "exact", "multi-prog", "disable-status",
     "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
     "container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint",
 ])  # fmt: skip
@@ -164,7 +168,7 @@ def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
     lost, container = [*prefix.lost], dict(prefix.container)
     options: list[str] = []
     while rest and rest[0].startswith("-"):
-        name, value = option(rest, _SRUN_SHORT, _SRUN_FLAGS)
+        name, value = option(rest, SLURM_SHORT, SLURM_FLAGS)
         text = f"--{name}={value}" if value else f"--{name}"
         if name == "container-image":
             container |= {"image": value, "runtime": "pyxis"}

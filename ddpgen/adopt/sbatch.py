@@ -9,20 +9,10 @@ from typing import Any
 
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.expansion import INDEX, unknown
-from ddpgen.adopt.launcher import Launch, option
+from ddpgen.adopt.launcher import SLURM_FLAGS, SLURM_SHORT, Launch, option
 from ddpgen.adopt.script import Script
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
-_SHORT_OPTIONS = {
-    "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
-    "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
-    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir", "O": "overcommit", "s": "oversubscribe",
-    "L": "licenses", "M": "clusters", "m": "distribution", "k": "no-kill", "H": "hold",
-}  # fmt: skip
-_FLAGS = frozenset([
-    "exclusive", "requeue", "no-requeue", "parsable", "overcommit", "oversubscribe", "no-kill", "hold", "contiguous",
-    "spread-job", "use-min-nodes", "get-user-env", "reboot",
-])  # fmt: skip
 _SIZE_OPTIONS = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "cpus-per-gpu",
     "job-name", "chdir",
@@ -68,43 +58,80 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }  # fmt: skip
 
 
-class Directives:
-    """The directives of one script.
+class Batch(Script):
+    """A launch script for sbatch. Slurm runs a copy of it."""
 
-    `values`: by option, its value and line. `tasks`: the number on a node. `variables`: Slurm's variables whose values
-    follow from the directives.
-    """
+    shares_nodes = True
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.values: dict[str, tuple[str, int]] = {}
-        self.nodes, self.gpus, self.tasks = 1, 0, 1
-        self.variables: dict[str, str] = {}
+    def __init__(self, draft: Draft, own_directory: str = "") -> None:
+        super().__init__(draft, own_directory)
+        self.directives: dict[str, tuple[str, int]] = {}  # by name: the value, the line
 
-    def read(self, text: str) -> None:
+    def _read_head(self, text: str) -> None:
+        self._read_directives(text)
+        self.copied = bool(self.directives)
+        directory, line = self.directives.get("chdir", ("", 0))
+        if directory:
+            self.change_directory(directory, line, f"--chdir={directory}")
+
+    def _activate(self, launch: Launch) -> None:
+        """See Script. `python.activate` runs in the container if there is one, and modules are loaded outside of it."""
+        if not launch.prefix.container:
+            super()._activate(launch)
+            return
+        for words, text, line, inside in self.activations:
+            if inside:
+                self.draft.add("python.activate", text, line)
+            elif words[:2] == ["module", "load"]:
+                for module in words[2:]:
+                    self.draft.add("targets.slurm.environment.modules", module, line)
+            else:
+                self.draft.report_lost(line, text, "the container has an environment of its own")
+
+    def _read_launch(self, procs: int, launch: Launch) -> None:
+        self._fields(procs)
+        draft, line, tasks, prefix = self.draft, launch.line, self.tasks, launch.prefix
+        for name, value in prefix.container.items():
+            draft.put(f"targets.slurm.environment.container.{name}", value, line)
+        if not self.gpus:
+            remedy = f"if so, write gpus_per_node: {procs}"
+            draft.report_lost(line, "whether it trains on GPUs, which no option asks for", remedy)
+        if launch.kind == "python":
+            return
+        if prefix.srun and tasks > 1:
+            problem = f"{tasks} tasks on a node, and each starts {procs} processes"
+            draft.report_trap(line, problem, "the spec has one task on a node")
+        if not prefix.srun and self.nodes > 1:
+            problem = f"no srun before it: of {self.nodes} nodes only the first starts it"
+            draft.report_trap(line, problem, "the spec starts it on each")
+        if prefix.srun and _FILLED_RANK.search(" ".join(prefix.words)):
+            problem = "the node's rank is filled in once, on the first node, and is 0 on all"
+            draft.report_trap(line, problem, "the spec's launch numbers the nodes")
+
+    def _read_directives(self, text: str) -> None:
         first_command = 0
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("#SBATCH") and first_command:
                 problem = f"{line.strip()} stands below line {first_command}, the first command: sbatch does not read it"
                 self.draft.report_trap(number, problem, "say it in the spec if it is meant")
             elif line.startswith("#SBATCH"):
-                self._read_line(line, number)
+                self._read_directive(line, number)
             elif line.strip() and not line.startswith("#"):
                 first_command = first_command or number
         self._size()
 
-    def _read_line(self, line: str, number: int) -> None:
+    def _read_directive(self, line: str, number: int) -> None:
         try:
             words = shlex.split(line[7:], comments=True)
         except ValueError:
             self.draft.report_lost(number, line.strip(), "its quotes do not end")
             return
         while words:
-            name, value = option(words, _SHORT_OPTIONS, _FLAGS)
-            self.values[name] = (value, number)
+            name, value = option(words, SLURM_SHORT, SLURM_FLAGS)
+            self.directives[name] = (value, number)
 
     def _size(self) -> None:
-        value, line = self.values.get("nodes", ("1", 0))
+        value, line = self.directives.get("nodes", ("1", 0))
         minimum, _, maximum = value.partition("-")
         if _number(minimum) and _number(maximum or minimum):
             self.nodes = int(maximum or minimum)
@@ -115,11 +142,11 @@ class Directives:
             )
         else:
             self.draft.report_lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
-        tasks = _number(self.values.get("ntasks", ("", 0))[0])
-        tasks_per_node = _number(self.values.get("ntasks-per-node", ("", 0))[0])
+        tasks = _number(self.directives.get("ntasks", ("", 0))[0])
+        tasks_per_node = _number(self.directives.get("ntasks-per-node", ("", 0))[0])
         self.tasks = tasks_per_node or max(1, tasks // self.nodes)
         for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
-            value, line = self.values.get(name, ("", 0))
+            value, line = self.directives.get(name, ("", 0))
             match = _GPUS.fullmatch(value)
             if match is None:
                 if value:
@@ -133,18 +160,20 @@ class Directives:
                 self.draft.put("targets.slurm.gpu_type", gpu_type, line)
             if name == "gres":
                 self.draft.put("targets.slurm.gpu_request", "gres", line)
-        cpus = self.values.get("cpus-per-task", ("", 0))[0]
+        cpus = self.directives.get("cpus-per-task", ("", 0))[0]
         variables = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
                 "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus,
                 "CPUS_PER_TASK": cpus}  # fmt: skip
-        self.variables = {f"SLURM_{name}": str(value) for name, value in variables.items() if value}
-        if "job-name" in self.values:
-            self.draft.put("name", *self.values["job-name"])
+        self.shell.variables |= {
+            f"SLURM_{name}": str(value) for name, value in variables.items() if value
+        }
+        if "job-name" in self.directives:
+            self.draft.put("name", *self.directives["job-name"])
 
-    def fields(self, procs: int) -> None:
+    def _fields(self, procs: int) -> None:
         """Put the directives into the draft, and report their traps. `procs`: the number of processes on a node."""
         draft = self.draft
-        for name, (value, line) in self.values.items():
+        for name, (value, line) in self.directives.items():
             option_text = f"--{name}={value}" if value else f"--{name}"
             if name in _FIELDS:
                 field, change = _FIELDS[name]
@@ -160,14 +189,14 @@ class Directives:
             elif name not in _SIZE_OPTIONS:
                 draft.add("targets.slurm.extra", option_text, line)
         for name, count in (("cpus-per-gpu", self.gpus), ("cpus-per-task", self.tasks)):
-            cpus, line = self.values.get(name, ("", 0))
+            cpus, line = self.directives.get(name, ("", 0))
             if cpus.isdigit() and count:
                 cpus_per_process = max(1, int(cpus) * count // procs)
                 draft.put("targets.slurm.cpus_per_proc", cpus_per_process, line)
         self._traps(procs)
 
     def _traps(self, procs: int) -> None:
-        draft, values = self.draft, self.values
+        draft, values = self.draft, self.directives
         if not {"requeue", "no-requeue"} & values.keys():
             problem = "no --requeue: after a preemption or a lost node the job is gone"
             draft.report_trap(0, problem, "the spec's job goes back into the queue")
@@ -190,60 +219,6 @@ class Directives:
         if not {"cpus-per-task", "cpus-per-gpu"} & values.keys() and procs > self.tasks:
             problem = f"no --cpus-per-task: {procs} processes may share one CPU"
             draft.report_trap(0, problem, "set targets.slurm.cpus_per_proc")
-
-
-class Batch(Script):
-    """A launch script for sbatch. Slurm runs a copy of it."""
-
-    shares_nodes = True
-
-    def __init__(self, draft: Draft, own_directory: str = "") -> None:
-        super().__init__(draft, own_directory)
-        self._sbatch = Directives(draft)
-
-    def _read_head(self, text: str) -> None:
-        directives = self._sbatch
-        directives.read(text)
-        self.copied = bool(directives.values)
-        self.nodes, self.gpus, self.tasks = directives.nodes, directives.gpus, directives.tasks
-        self.shell.variables |= directives.variables
-        directory, line = directives.values.get("chdir", ("", 0))
-        if directory:
-            self.change_directory(directory, line, f"--chdir={directory}")
-
-    def _activate(self, launch: Launch) -> None:
-        """See Script. `python.activate` runs in the container if there is one, and modules are loaded outside of it."""
-        if not launch.prefix.container:
-            super()._activate(launch)
-            return
-        for words, text, line, inside in self.activations:
-            if inside:
-                self.draft.add("python.activate", text, line)
-            elif words[:2] == ["module", "load"]:
-                for module in words[2:]:
-                    self.draft.add("targets.slurm.environment.modules", module, line)
-            else:
-                self.draft.report_lost(line, text, "the container has an environment of its own")
-
-    def _read_launch(self, procs: int, launch: Launch) -> None:
-        self._sbatch.fields(procs)
-        draft, line, tasks, prefix = self.draft, launch.line, self.tasks, launch.prefix
-        for name, value in prefix.container.items():
-            draft.put(f"targets.slurm.environment.container.{name}", value, line)
-        if not self.gpus:
-            remedy = f"if so, write gpus_per_node: {procs}"
-            draft.report_lost(line, "whether it trains on GPUs, which no option asks for", remedy)
-        if launch.kind == "python":
-            return
-        if prefix.srun and tasks > 1:
-            problem = f"{tasks} tasks on a node, and each starts {procs} processes"
-            draft.report_trap(line, problem, "the spec has one task on a node")
-        if not prefix.srun and self.nodes > 1:
-            problem = f"no srun before it: of {self.nodes} nodes only the first starts it"
-            draft.report_trap(line, problem, "the spec starts it on each")
-        if prefix.srun and _FILLED_RANK.search(" ".join(prefix.words)):
-            problem = "the node's rank is filled in once, on the first node, and is 0 on all"
-            draft.report_trap(line, problem, "the spec's launch numbers the nodes")
 
 
 def _number(text: str) -> int:
