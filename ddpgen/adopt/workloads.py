@@ -1,13 +1,14 @@
 """The arguments of the built-in workloads that they would refuse after the start, on machines that a job has waited for.
 
 Reads the checks of each argument from the source of its workload, so that a range is written once. Owns the rules that
-the source does not state as such a check.
+the source does not state as such a check, and the number of a model's parameters.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import math
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,8 @@ MOST = 10**9  # of anything that a workload counts, but max_bytes, which only li
 _MOST_PARAMETERS = 10**12  # each process holds all of them
 _LIBRARY_BYTES = 50_000_000  # the source of Python's standard library has less in every version
 _MNIST_CLASSES = 10
+_VOCABULARY = 256  # of gpt: bytes
+_PICTURE_SIDE = 28  # of mnist's pictures, in pixels
 _PATHS = ("text", "data_dir")
 
 
@@ -109,9 +112,6 @@ def _together(
     name: str, args: Mapping[str, Any], values: Mapping[str, Any], job: JobSpec, home: Path
 ) -> Iterator[Conflict]:
     """Yield the values that fit each for itself, and not together. `args`: those that the spec gives."""
-    # Here, so that a render of a job without arguments need not import it.
-    from ddpgen.adopt.parameters import counted
-
     count = counted(name, args)
     if count is not None and count > _MOST_PARAMETERS:
         problem = f"makes a model of {count:.1e} parameters, and each process holds all of them"
@@ -148,3 +148,47 @@ def _bytes_of(text: str, job: JobSpec, home: Path) -> float | None:
         return math.inf
     files = code.find(job.code, home, posixpath.normpath(text)).values()
     return sum(file.stat().st_size for file in files) if files else None
+
+
+def counted(workload: str | None, args: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters of a built-in workload; None if the arguments do not determine it."""
+    formula = _FORMULAS.get(workload or "")
+    if workload is None or formula is None:
+        return None
+    if workload == "mnist" and "data_dir" in args:
+        return None  # other pictures than MNIST's may have another size
+    declared = arguments_of(workload)
+    names = inspect.signature(formula).parameters
+    values = {name: args.get(name, declared[name].default) for name in names}
+    if any(_expected(name, value, declared[name]) for name, value in values.items()):
+        return None  # the workload refuses it
+    return formula(**values)
+
+
+def _gpt_parameters(depth: int, width: int, seq_len: int, tie_weights: bool) -> int:
+    norm = 2 * width
+    block = 2 * norm + 4 * width**2 + 8 * width**2  # attention; an MLP of four times the width
+    embeddings = (_VOCABULARY + seq_len) * width
+    head = 0 if tie_weights else _VOCABULARY * width
+    return embeddings + depth * block + norm + head
+
+
+def _mnist_parameters(channels: int, hidden: int, classes: int, batch_norm: bool) -> int:
+    side = -(-_PICTURE_SIDE // 4)
+    norms = 2 * channels + 4 * channels if batch_norm else 0
+    convolutions = (9 + 1) * channels + (9 * channels + 1) * 2 * channels
+    layers = (2 * channels * side**2 + 1) * hidden + (hidden + 1) * classes
+    return convolutions + norms + layers
+
+
+def _toy_parameters(features: int, classes: int, hidden: int, batch_norm: bool) -> int:
+    norm = 2 * hidden if batch_norm else 0
+    return (features + 1) * hidden + norm + (hidden + 1) * classes
+
+
+# The arguments of a formula decide a shape. A test builds the models and compares.
+_FORMULAS: Mapping[str, Callable[..., int]] = {
+    "gpt": _gpt_parameters,
+    "mnist": _mnist_parameters,
+    "toy": _toy_parameters,
+}

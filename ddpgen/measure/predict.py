@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ddpgen.adopt import parameters
+from ddpgen.adopt import workloads
 from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape, StepCost
 from ddpgen.measure.measured import Run
@@ -241,7 +241,7 @@ class _Job:
         args = train.args if isinstance(train.args, Mapping) else {}
         if options.parameters is not None:
             number, source = options.parameters, "as given"
-        elif (counted := parameters.counted(train.workload, args)) is not None:
+        elif (counted := workloads.counted(train.workload, args)) is not None:
             number, source = counted, "counted from train.args"
         elif run is not None and run.parameters and run.same_model(self.job):
             number, source = run.parameters, f"told by the newest run, {run.directory}"

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from ddpgen.adopt import parameters
+from ddpgen.adopt import workloads
 from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused
@@ -183,18 +183,18 @@ def built_mnist(channels: int = 16, hidden: int = 64, classes: int = 10, batch_n
 
 @pytest.mark.parametrize("args", GPTS)
 def test_parameters_of_gpt(args: dict[str, object]) -> None:
-    assert parameters.counted("gpt", args) == number(built_gpt(**args))  # type: ignore[arg-type]
+    assert workloads.counted("gpt", args) == number(built_gpt(**args))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("args", TOYS)
 def test_parameters_of_toy(args: dict[str, object]) -> None:
     built = toy.build(CONTEXT, **args).model  # type: ignore[arg-type]
-    assert parameters.counted("toy", args) == number(built)
+    assert workloads.counted("toy", args) == number(built)
 
 
 @pytest.mark.parametrize("args", NETWORKS)
 def test_parameters_of_mnist(args: dict[str, object]) -> None:
-    assert parameters.counted("mnist", args) == number(built_mnist(**args))  # type: ignore[arg-type]
+    assert workloads.counted("mnist", args) == number(built_mnist(**args))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -209,16 +209,7 @@ def test_parameters_of_mnist(args: dict[str, object]) -> None:
     ],
 )
 def test_what_cannot_be_counted_is_not_guessed(workload: str, args: dict[str, object]) -> None:
-    assert parameters.counted(workload, args) is None
-
-
-def test_the_defaults_are_the_workloads() -> None:
-    import inspect
-
-    for name, build in {"gpt": gpt.build, "mnist": mnist.build, "toy": toy.build}.items():
-        declared = inspect.signature(build).parameters
-        _, defaults = parameters._WORKLOADS[name]
-        assert defaults == {each: declared[each].default for each in defaults}
+    assert workloads.counted(workload, args) is None
 
 
 @pytest.mark.parametrize(
