@@ -6,25 +6,12 @@ import re
 
 from ddpgen.adopt.draft import Draft
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
+from ddpgen.tiers.sky.extra import RESOURCES, SET, TOP
 
 _BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius)://")
 # Stores by the names of SkyPilot, and by the clouds whose own they are → the beginnings of URLs.
 _STORES = {"gcs": "gs", "ibm": "cos", "aws": "s3", "gcp": "gs", "oci": "oci", "nebius": "nebius"}
-_SAME_FIELDS = {
-    "instance_type": "instance_type", "cpus": "cpus", "memory": "memory", "disk_tier": "disk_tier",
-    "network_tier": "network_tier", "image_id": "image",
-}  # fmt: skip
-_OTHER_KEYS = (
-    "run",
-    "workdir",
-    "num_nodes",
-    "resources",
-    "envs",
-    "secrets",
-    "file_mounts",
-    "name",
-    "setup",
-)
+_SAME_FIELDS = ("instance_type", "cpus", "memory", "disk_tier", "network_tier", "image_id")
 
 
 def fields(root: Table, draft: Draft) -> dict[str, str]:
@@ -53,7 +40,7 @@ def fields(root: Table, draft: Draft) -> dict[str, str]:
         problem = "no bucket is mounted for checkpoints, which are lost with the machine"
         draft.report_trap(line.get("resources", 0), problem, "write targets.sky.bucket: s3://NAME")
     for name in entries:
-        if name not in _OTHER_KEYS:
+        if name not in (*SET[TOP], RESOURCES, "file_mounts"):
             draft.report_lost(line[name], f"{name}:")
     return variables
 
@@ -91,7 +78,7 @@ def _resources(table: Table, draft: Draft) -> int:
         elif name == "disk_size" and text.removesuffix("GB").isdigit():
             draft.put("targets.sky.disk_size", int(text.removesuffix("GB")), line)
         elif name in _SAME_FIELDS and text:
-            draft.put(f"targets.sky.{_SAME_FIELDS[name]}", text, line)
+            draft.put(SET[RESOURCES][name], text, line)
         elif name not in ("region", "zone") or not location[0]:
             draft.report_lost(
                 line, f"resources.{name}", "look for it in docs/spec.md, below targets.sky"

@@ -29,9 +29,10 @@ OUTSIDE = [
 ]
 # A word of another language than ours: fsspec's protocol for this machine's disk.
 OTHER_WORDS = {("ddpgen/spec/places.py", "local")}
-# A batch script is read into the fields that it is rendered from.
+# A script is read into the fields that it is rendered from.
 MAY_IMPORT = {
     ("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields"),
+    ("ddpgen/adopt/sky.py", "ddpgen.tiers.sky.extra"),
     # `ddpgen site` is about a cluster of Slurm.
     ("ddpgen/cli/specs.py", "ddpgen.tiers.slurm"),
     ("ddpgen/cli/specs.py", "ddpgen.tiers.slurm.site"),
