@@ -91,13 +91,11 @@ class Child(asyncio.SubprocessProtocol):
             self._transport.close()
             self._log_end(code)
 
-    def write(self, data: bytes) -> bool:
-        """Queue `data` for the program's input. Return False if the input is closed."""
+    def write(self, data: bytes) -> None:
+        """Queue `data` for the program's input, unless the input is closed."""
         pipe = self._input()
-        if pipe is None or pipe.is_closing():
-            return False
-        pipe.write(data)
-        return True
+        if pipe is not None and not pipe.is_closing():
+            pipe.write(data)
 
     def close_input(self) -> None:
         """Close the program's input, once it has read the rest."""
@@ -109,12 +107,8 @@ class Child(asyncio.SubprocessProtocol):
         assert self._transport is not None
         return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
 
-    async def ended(self) -> int:
-        """Wait for the end and return the exit code, which is negative for a signal."""
-        return await asyncio.shield(self._ended)
-
     async def ended_within(self, seconds: float | None) -> int | None:
-        """Wait for the end, at most so long; return the exit code, or None if time ran out."""
+        """Wait for the end, at most so long; return the exit code, negative for a signal, or None if time ran out."""
         # Before Python 3.12 wait_for forgets a cancellation that comes in the same moment as the end:
         # https://github.com/python/cpython/issues/86296
         await asyncio.wait([self._ended], timeout=seconds)
