@@ -22,18 +22,9 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-FILES = "file"
-
 
 class _Completion(ShellComplete):
     """The part that the shells share."""
-
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return the words that may follow `args`. For --target=h, return those for `h`."""
-        if incomplete.startswith("--") and "=" in incomplete:
-            option, _, incomplete = incomplete.partition("=")
-            args = [*args, option]
-        return super().get_completions(args, incomplete)
 
     def format_completion(self, item: CompletionItem) -> str:
         return f"{item.type}\t{item.value}\t{item.help or ''}"
@@ -137,13 +128,6 @@ for _name, _shell in SHELLS.items():
 def beginning(incomplete: str, words: Iterable[str]) -> list[CompletionItem]:
     """Return the words that begin with `incomplete`."""
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
-
-class Words(click.types.UnprocessedParamType):
-    """Words of another program. A shell completes files."""
-
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type=FILES)]
 
 
 class Code(click.types.StringParamType):

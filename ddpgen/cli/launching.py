@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpgen.cli.completion import Words
 from ddpgen.cli.shared import (
     ONE_TIER,
     ONLY,
@@ -90,7 +89,8 @@ class _Launch(click.Command):
     is_flag=True,
     help="Show each file and each command of the launch, and do nothing.",
 )
-@click.argument("arguments", nargs=-1, type=Words())
+# A path, so that a shell completes files. Any word may stand there.
+@click.argument("arguments", nargs=-1, type=click.Path(readable=False))
 def launch(
     spec: str, chosen: Chosen, target: str, dry_run: bool, arguments: tuple[str, ...], **options: Any
 ) -> None:  # fmt: skip
