@@ -38,9 +38,6 @@ INTERFACE = Text(
     r"(?![0-9]+(\.[0-9]+){3}$|[^:]*:[^:]*:)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
     "one exact interface name, like eth0",
 )
-DESTINATION = Text(
-    r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
-)
 NAME = Text(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
     "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from ddpgen.spec.fields import Refused, Text, did_you_mean, show
-from ddpgen.spec.job import DESTINATION
 from ddpgen.spec.yamltree import Scalar
 
 # URL schemes of the stores that fsspec reaches, each with a package of its own.
@@ -39,6 +38,7 @@ _ACCESS_POINT = re.compile(
 _SSH_VALUES = "BbcDEeFIiJLlmOoPpQRSwW"
 _SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
 _SSH_NO_COMMAND = "fGnNQsVW"
+_DESTINATION = "a destination of ssh: an alias, user@host or ssh://user@host:port"
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
@@ -90,7 +90,7 @@ class Destination(Text):
     """A host as ssh takes it on its command line."""
 
     def __init__(self) -> None:
-        super().__init__(DESTINATION.pattern, DESTINATION.allowed)
+        super().__init__(r"[^\s\0-][^\s\0]*", _DESTINATION)
 
     def parse(self, raw: Scalar) -> str:
         return _checked(super().parse(raw), _destination_fault)
@@ -265,7 +265,7 @@ def _destination_fault(destination: str) -> Refused | None:
     if at and (not user or user.endswith("@")):
         return Refused(f"{show(destination)} names no user", f"write {host}, or USER@{host}")
     if "/" in host:
-        return Refused(f"{show(host)} is no address", f"write {DESTINATION.allowed}")
+        return Refused(f"{show(host)} is no address", f"write {_DESTINATION}")
     # An alias in ~/.ssh/config may have any name, such as 2.
     return number_fault(host) if host.count(".") == 3 else None
 

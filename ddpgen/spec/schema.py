@@ -4,7 +4,6 @@ The declarations give the allowed values, and the entries of docs/spec.md give t
 each field of the job once, and the overlays refer to it.
 """
 
-# ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
 import json
@@ -13,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
-from ddpgen.spec.fields import REQUIRED, FieldSchema, Kind, setting
-from ddpgen.spec.groups import Group, Texts, Walk
+from ddpgen.spec.fields import REQUIRED, setting
+from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import EXTENDED, NAME, JobSpec
 from ddpgen.spec.merge import Models
-from ddpgen.spec.yamltree import Node
 
 REFERENCE = "spec.md"  # below docs/
 # A field's entry there: its name with values and default, and the description below.
@@ -30,26 +28,6 @@ class Layers:
 
     profile: str | None = setting(NAME, None)
     extends: tuple[str, ...] = setting(Texts(EXTENDED), ())
-
-
-class Points(Kind):
-    """The points of a sweep. sweep.py reads them."""
-
-    allowed = "a mapping from fields to lists of values, or a list of mappings"
-
-    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Node:
-        return node
-
-    def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
-        mapping = {"type": "object", "minProperties": 1}
-        return {"anyOf": [mapping, {"type": "array", "items": mapping, "minItems": 1}]}
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Several:
-    """The part of a spec that makes several jobs of it."""
-
-    sweep: Node | None = setting(Points(), None)
 
 
 def descriptions(reference: str) -> dict[str, str]:
@@ -94,7 +72,13 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
     # The top level may leave out required fields, because an overlay or another layer may give them.
     layers = Group(Layers).schema("", field_schema)["properties"]
     job["anyOf"] = [_take_required(job), *({"required": [each]} for each in ("targets", *layers))]
-    job["properties"] |= layers | Group(Several).schema("", field_schema)["properties"]
+    points = {"type": "object", "minProperties": 1}
+    several = {"type": "array", "items": points, "minItems": 1}
+    sweep = {
+        "description": description("sweep", texts),
+        "anyOf": [points, several, {"type": "null"}],
+    }
+    job["properties"] |= layers | {"sweep": sweep}
     overlays = {}
     for tier, model in models.items():
         overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", field_schema)

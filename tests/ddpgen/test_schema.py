@@ -19,7 +19,7 @@ from ddpgen.spec.fields import REQUIRED
 from ddpgen.spec.groups import Group, Groups
 from ddpgen.spec.job import JobSpec, Python
 from ddpgen.spec.merge import LAYERS
-from ddpgen.spec.schema import Layers, Several, default_of, descriptions, json_schema
+from ddpgen.spec.schema import Layers, default_of, descriptions, json_schema
 from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
@@ -67,7 +67,6 @@ def entries_by_heading() -> Iterator[tuple[str, str]]:
     """Yield heading and entries: of the job, of its groups, and of the fields that each tier adds."""
     job = Group(JobSpec).fields
     yield "Shared parts", entries_of(fields(Layers), "", "")
-    yield "Sweep", entries_of(fields(Several), "", "")
     yield "The job", entries_of(job, "", "")
     yield from of_groups(job, "", "")
     for tier, model in MODELS.items():

@@ -36,7 +36,10 @@ _S3_COMPATIBLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
 R2_ACCOUNT = "~/.cloudflare/accountid"  # holds the id that is part of R2's address
 # Variables of the job's environment that hold a cloud's address or credentials begin so.
 _SETTINGS = ("AWS_", "AZURE_", "CLOUDSDK_", "GCSFS_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
-_FSSPEC = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+# By the scheme of a URL, the package that fsspec needs for it.
+PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
+}  # fmt: skip
 
 
 class Address(NamedTuple):
@@ -68,7 +71,7 @@ class Address(NamedTuple):
             if self.scheme == "r2":
                 options["endpoint_url"] = f"https://{account}.r2.cloudflarestorage.com"
             return f"s3://{self.url.partition('://')[2]}", options, "s3fs"
-        return self.url, {}, _FSSPEC.get(self.scheme, "the package for it")
+        return self.url, {}, PACKAGES.get(self.scheme, "the package for it")
 
 
 def address(job: JobSpec, environment: Mapping[str, str]) -> Address | None:

@@ -21,18 +21,11 @@ from ddpgen.text.shell import Word, expand_home, quote
 from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
+from ddpgen.tiers.sky.bucket import PACKAGES
 from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 from ddpgen.tiers.sky.requirement import directory, floats, may_bring_others, package, pins
 
-_PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-}
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
@@ -166,7 +159,7 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
     if names_known and "torch" not in names:
         problem = "are all that the job's Python will have, and torch is not among them"
         yield Conflict(("requirements",), problem, "add torch==VERSION", False)
-    needed = _PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
+    needed = PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
     if names_known and needed and needed not in names:
         problem = (
             f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
