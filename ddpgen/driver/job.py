@@ -109,13 +109,9 @@ class DriverRun:
         count = len(self._sessions)
         hosts = f"{count} host{'s' if count > 1 else ''}"
         self._progress(f"looking at {hosts} and sending the bundle")
-        prepared = await self._prepare(self._sessions)
-        if len(prepared) < self._plan.min_hosts and self._replace_unreachable(prepared):
-            prepared |= await self._prepare(name for name in self._sessions if name not in prepared)
+        prepared = await self._prepare_enough(patience_s=0.0)
         self._newest = max((facts.newest_checkpoint for facts in prepared.values()), default=-1)
-        if len(prepared) < self._plan.min_hosts or self._stop_level:
-            return set()
-        if len(prepared) < len(self._sessions):
+        if prepared and len(prepared) < len(self._sessions):
             self._show_troubles()
             if self._head not in prepared:
                 self._head = next(name for name in self._sessions if name in prepared)
@@ -149,26 +145,22 @@ class DriverRun:
                     self._troubles[name] = str(trouble)
         return ready
 
-    async def _prepare_enough(self) -> dict[str, HostFacts]:
-        """Prepare hosts until enough are ready, and return them; {} after a stop or Pace.again seconds."""
+    async def _prepare_enough(self, patience_s: float) -> dict[str, HostFacts]:
+        """Prepare hosts until enough are ready, and return them; {} after a stop, or if time runs out."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._pace.hosts_return
+        deadline = loop.time() + patience_s
         ready: dict[str, HostFacts] = {}
         while not self._stop_level:
             ready |= await self._prepare(name for name in self._sessions if name not in ready)
             if len(ready) >= self._plan.min_hosts and not self._stop_level:
                 return ready
-            if loop.time() > deadline:
+            if loop.time() >= deadline:
                 if self._replace_unreachable(ready):
                     continue
                 break
             self._report_waiting(self._troubles)
             self._stoppable = [asyncio.create_task(asyncio.sleep(self._pace.retry))]
             await asyncio.wait(self._stoppable)
-        if self._stop_level:
-            self._progress("not started again: a stop was asked for")
-        else:
-            self._show_troubles()
         return {}
 
     # --- who takes part -----------------------------------------------------------------------
@@ -392,7 +384,8 @@ class DriverRun:
         # Without the bad host the job may do better.
         by_fault = bool(self._blamed and plan.room) and all_by_fault(self._ends)
         again = by_fault or may_start_again(self._ends, plan.launcher, lost_head)
-        if self._stop_level or self._job_ended or not again:
+        ended = self._stop_level or self._job_ended
+        if ended or not again:
             return set()
         if self._restarted >= plan.restarts:
             self._say(f"not started again: restarts is {plan.restarts}")
@@ -400,11 +393,15 @@ class DriverRun:
         self._restarted += 1
         self._progress(f"starting again, {self._restarted} of {plan.restarts} times at most")
         self._choose_hosts()
-        prepared = await self._prepare_enough()
-        if prepared and plan.elastic:
+        prepared = await self._prepare_enough(self._pace.hosts_return)
+        if self._stop_level:
+            self._progress("not started again: a stop was asked for")
+        elif not prepared:
+            self._show_troubles()
+        elif plan.elastic:
             names = [name for name in self._sessions if name in prepared]
             self._head = next((name for name in names if name != self._head), self._head)
-        elif prepared and not by_fault:
+        elif not by_fault:
             newest = max(facts.newest_checkpoint for facts in prepared.values())
             if newest <= self._newest:
                 self._say("not started again: no checkpoint is newer than at the last start")
