@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from ddpgen.adopt.syntax import Node, source
 
-Value: TypeAlias = "str | list[str]"  # a list: an array
+Value: TypeAlias = "str | list[str]"  # an array is a list
 
-# Around the source of a part whose value only a machine knows.
+# These two enclose the source of a part whose value only a machine knows.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-# Between two words that one word becomes.
+# Separates the words that bash makes of one word.
 _FIELD = "\ue002"
-# A quote, so that an empty text in quotes is a word.
+# Stands for a quote, so that an empty text in quotes stays a word.
 _QUOTE = "\ue003"
 # The script's own directory.
 OWN = "\ue004"
@@ -28,7 +28,7 @@ OWN = "\ue004"
 START = "\ue005"
 # {array_index}
 INDEX = "\ue006"
-# From this character on, one for the words of each condition on a checkpoint.
+# The first of the characters that each stand for the words of one condition on a checkpoint.
 FIRST_RESUME = 0xE100
 _SPECIAL = re.compile("[\ue000-\uf8ff]")
 _SHOWN = {_OPEN: "", _CLOSE: "", OWN: '$(dirname "$0")', START: "$PWD", INDEX: "{array_index}"}
@@ -57,7 +57,7 @@ def plain(value: str) -> str:
 
 
 def as_source(value: str) -> str:
-    """Return a value as another shell gets it, to whose parser other marks are letters."""
+    """Return a value as source for another shell. The marks that stay in it are letters to that shell's parser."""
     return value.replace(_OPEN, "").replace(_CLOSE, "")
 
 
@@ -82,7 +82,7 @@ def text_of(value: Value) -> str:
 
 
 class Shell:
-    """The variables of a script, and its working directory relative to the one where it starts.
+    """The variables of a script, and its working directory relative to its first one.
 
     `unused`: the variables that no word has named since their assignment, with their lines.
     """

@@ -41,7 +41,7 @@ SLURM_FLAGS = frozenset([
     "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
     "container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint",
 ])  # fmt: skip
-# The spec's own srun has them, or they say how the script's output is written.
+# The spec's own srun has these options, or they only say how the script's output is written.
 _SRUN_NEEDLESS = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "nodelist",
     "kill-on-bad-exit", "wait", "label", "unbuffered", "output", "error", "job-name", "jobid", "quiet", "verbose",
@@ -91,8 +91,9 @@ class Prefix(NamedTuple):
 class Launch(NamedTuple):
     """The command that trains.
 
-    `kind`: its launcher. `program`: the word that names it. `options`: the launcher's. `rest`: the training script with
-    its arguments. `lost`: words that only a machine knows. `line` and `text`: of the command. `directory`: the one it starts in, relative to the launch script's.
+    `kind`: its launcher. `program`: the word that names the launcher. `options`: the launcher's options. `rest`: the
+    training script with its arguments. `lost`: the words that only a machine knows. `line`, `text`: the command in the
+    launch script. `directory`: the command's working directory, relative to the launch script's directory.
     """
 
     kind: str
@@ -127,7 +128,7 @@ def option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) ->
 
 
 def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
-    """Return the words in front of a launcher, and the others. `outer`: those in front of the shell that runs them."""
+    """Return the words in front of a launcher, and the others. `outer`: the words in front of the shell around them."""
     rest = list(words)
     prefix = outer._replace(words=outer.words or tuple(words))
     while rest:

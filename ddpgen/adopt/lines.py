@@ -18,7 +18,7 @@ from ddpgen.spec.rules import Conflict
 
 _NAMES = ("activate", "setup")
 _TIMEOUT_S = 10.0
-# The lines may turn extglob on for themselves, which `-n` does not carry out.
+# The lines may turn on extglob, and `bash -n` does not run that command.
 _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
 
 
@@ -31,7 +31,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
                 (f"{field}[{_entry(lines, number)}]", field),
                 f"is no bash: {words}",
                 "correct it; the lines of one list are one script",
-                fatal=sys.platform != "darwin",  # its bash is older than those of the hosts
+                fatal=sys.platform != "darwin",  # macOS has an older bash than the hosts
             )
 
 
@@ -62,7 +62,7 @@ def _entry(lines: Sequence[str], number: int) -> int:
 
 @functools.cache
 def _fault(script: str) -> tuple[int, str] | None:
-    """Return the line and the words of bash's complaint; None without one, or without bash."""
+    """Return the line and the words of bash's complaint; None if bash has no complaint, or is not installed."""
     bash = shutil.which(_BASH[0])
     if bash is None:
         return None

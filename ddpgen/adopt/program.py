@@ -24,7 +24,7 @@ _SAVE_CALLS = frozenset([
     "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
     "async_save", "fit", "Trainer", "savez",
 ])  # fmt: skip
-# Functions that write a checkpoint, and that read one. Those of frameworks (fit, Trainer) do both.
+# Functions that write a checkpoint, and functions that read one. `fit` and `Trainer` do both, so they count as reads.
 _CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
 _CHECKPOINT_READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
@@ -32,7 +32,7 @@ _CHECKPOINT_READS = frozenset([
 # Words that ask for a GPU → the words for a machine without GPUs.
 _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
-# The supervisor fills these in (train/launch/words.py), and `newest` in resume.args.
+# The supervisor fills in these names (train/launch/words.py). In resume.args it also fills in `newest`.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
@@ -66,8 +66,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _command(words: Sequence[str]) -> Iterator[Conflict]:
-    """Yield a warning if the command is a launcher, which each process would start, or Python, which is better as a
-    script."""
+    """Yield a warning if the command is a launcher, because each process would start one, or Python, which is better as
+    a script."""
     text, first = " ".join(words), words[0] if words else ""
     single_process = re.search(r"--num[_-]processes[ =]1\b", text)
     launcher = re.match(
@@ -233,7 +233,7 @@ def _gpus(job: JobSpec, script: _Script) -> Iterator[Conflict]:
 def _gpu_requests(
     script: _Script, values: Mapping[str, str]
 ) -> Iterator[tuple[ast.expr, str, str]]:
-    """Yield each expression that asks for a GPU, its word, and the remedy. `values`: of the job's arguments."""
+    """Yield each expression that asks for a GPU, its word, and the remedy. `values`: those of the job's arguments."""
     for name, value in script.settings.items():
         word = values.get(name, _constant(value))
         if (
@@ -257,7 +257,7 @@ def _gpu_requests(
 
 
 def _option_values(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
-    """Return the values of the options in `args` by their names, with _ for -. Other words stand for themselves."""
+    """Return the values of the options in `args` by name, with _ for -. A word without an option is its own name."""
     if isinstance(args, Mapping):
         return {name.replace("-", "_"): str(value) for name, value in args.items()}
     values, last_option = {}, ""

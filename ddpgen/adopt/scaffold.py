@@ -85,7 +85,7 @@ def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> No
 
 
 def refuse_options(answers: Mapping[str, Any]) -> None:
-    """Raise OptionRefusedError for the answers of options that no spec may hold, before others are asked for."""
+    """Raise OptionRefusedError if an option has an answer that no spec may hold, before any question is asked."""
     given = [question for question in QUESTIONS if answers[question.name] is not None]
     refusals = [(f"--{each.name}", refusal(each, answers[each.name])) for each in given]
     if refused := [f"{option}: {why}" for option, why in refusals if why]:

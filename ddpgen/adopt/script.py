@@ -189,7 +189,7 @@ class Script(Statements):
             self.draft.report_lost(launch.line, plain(launch.program), remedy)
 
     def _procs(self, launch: Launch, option: str, value: str) -> int:
-        """Return the number of processes on a node. `value`: of the launcher's option for it."""
+        """Return the number of processes on a node. `value`: the value of the launcher's `option`."""
         if value.isdecimal():
             return max(1, int(value) // (self.nodes if launch.kind == "accelerate" else 1))
         counted = value in _COUNTED_ON_MACHINE or "nvidia-smi" in value

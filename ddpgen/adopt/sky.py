@@ -9,13 +9,13 @@ from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
 from ddpgen.tiers.sky.extra import RESOURCES, SET, TOP
 
 _BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius)://")
-# Stores by the names of SkyPilot, and by the clouds whose own they are → the beginnings of URLs.
+# SkyPilot's name of a store, or the name of its cloud → the scheme of the store's URLs.
 _STORES = {"gcs": "gs", "ibm": "cos", "aws": "s3", "gcp": "gs", "oci": "oci", "nebius": "nebius"}
 _SAME_FIELDS = ("instance_type", "cpus", "memory", "disk_tier", "network_tier", "image_id")
 
 
 def fields(root: Table, draft: Draft) -> dict[str, str]:
-    """All but the command. Returns the variables that are known to it."""
+    """Put all of the task but its command into the draft. Return the variables that the command knows."""
     line = {name: position.line for name, position in root.keys.items()}
     entries = root.entries
     variables = {"SKYPILOT_NUM_NODES": _text(entries.get("num_nodes")) or "1"}
@@ -101,7 +101,7 @@ def _accelerators(node: Node, line: int, draft: Draft) -> int:
 
 
 def _mount(path: str, node: Node, draft: Draft, default_store: str) -> None:
-    """The first bucket that is mounted to write to becomes the job's. `default_store`: of the task's cloud."""
+    """Make the first bucket that is mounted for writing the job's. `default_store`: the scheme of the cloud's store."""
     line = node.position.line
     options = (
         {name: _text(item) for name, item in node.entries.items()}

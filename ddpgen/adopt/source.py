@@ -1,6 +1,6 @@
-"""The user's Python in `code` that a job names: whether it has the module or function that is named.
+"""The user's Python in `code`: does it have the module or the function that the job names?
 
-Reads the named file alone, and refuses only what it is sure of.
+Reads no other file than the named one, and refuses only a name that is surely missing.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Statements:
     """The statements of one launch script.
 
     `own_directory`: the script's directory, or "" if that is not known. `variables`: the values of variables.
-    `launches`: the commands that train. `activations`: those that make a Python usable. `resumes`: the conditions on a checkpoint. `directory_change`: the line and text
-    of the last command that left the starting directory. `stop`: the line and the words at which the search for a
-    training ended last.
+    `launches`: the commands that train. `activations`: the commands that make a Python usable. `resumes`: the
+    conditions on a checkpoint. `directory_change`: the line and text of the last command that left the starting
+    directory. `stop`: the line and the words at which the search for a training ended last.
     """
 
     shares_nodes = False
@@ -104,7 +104,7 @@ class Statements:
             self._block(body)
 
     def _statement(self, node: Node, operator: str) -> None:
-        """Read a statement. `operator`: the one behind it."""
+        """Read a statement. `operator`: the operator behind the statement."""
         if node.is_error or (node.has_error and node.type in _SIMPLE):
             self._report_break(node)
         else:
@@ -163,7 +163,7 @@ class Statements:
         self.draft.report_lost(self._line(node), _one_line(source(node)))
 
     def _nested(self, node: Node, prefix: Prefix, line: int, operator: str) -> None:
-        """Read the statements of another shell. `prefix`: the words in front of it. `line`: its own, or 0."""
+        """Read the statements of another shell. `prefix`: the words in front of it. `line`: the shell's line, or 0."""
         saved = self._prefix, self._shell_line, self.shell.directory, {**self.shell.variables}
         self._prefix, self._shell_line = prefix, line
         launches = len(self.launches)
@@ -372,7 +372,7 @@ class Statements:
             self.draft.report_lost(line, text)
 
     def _call(self, words: Sequence[str], operator: str) -> None:
-        """Run a function of the script, which is then not there for its own commands."""
+        """Read the commands of a function of the script. The function is then gone, so that a recursion ends."""
         body = self._functions.pop(words[0])
         positional = {str(n): word for n, word in enumerate(words[1:], 1)}
         self.shell.variables |= {"@": [*words[1:]], "*": [*words[1:]], **positional}

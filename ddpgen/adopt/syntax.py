@@ -28,12 +28,12 @@ class Break(NamedTuple):
 
 
 def parse(text: str) -> Node:
-    """Return the tree of a script. Its words are rewritten where the grammar would read them wrong."""
+    """Return the tree of a script. Words that the grammar would read wrong are rewritten first."""
     # The grammar takes `EOF>log` for the end of a here-document.
     data = re.sub(r"(<<-?\s*(['\"]?)\w+\2)(?=[>|;&])", r"\1 ", text).encode()
     parser = Parser(Language(tree_sitter_bash.language()))
     root = parser.parse(data).root_node
-    # The grammar ends the word $A/$B.log at the second $. It reads $A/${B}.log.
+    # The grammar ends the word $A/$B.log at the second $. It reads all of $A/${B}.log.
     while dollars := [*_lone_dollars(root, data)]:
         for position in reversed(dollars):
             data = data[:position] + re.sub(rb"^\$(\w+)", rb"${\1}", data[position:])

@@ -22,12 +22,12 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import path_fault
 from ddpgen.spec.rules import WORKLOADS, Conflict
 
-MOST = 10**9  # of anything that a workload counts, but max_bytes, which only limits
+MOST = 10**9  # the largest number of anything but bytes
 _MOST_PARAMETERS = 10**12  # each process holds all of them
-_LIBRARY_BYTES = 50_000_000  # the source of Python's standard library has less in every version
+_LIBRARY_BYTES = 50_000_000  # the source of Python's standard library has fewer in every version
 _MNIST_CLASSES = 10
-_VOCABULARY = 256  # of gpt: bytes
-_PICTURE_SIDE = 28  # of mnist's pictures, in pixels
+_VOCABULARY = 256  # gpt's tokens are bytes
+_PICTURE_SIDE = 28  # pixels, of mnist's pictures
 _PATHS = ("text", "data_dir")
 
 
@@ -111,7 +111,7 @@ def _expected(name: str, value: Any, argument: Argument) -> str:
 def _together(
     name: str, args: Mapping[str, Any], values: Mapping[str, Any], job: JobSpec, home: Path
 ) -> Iterator[Conflict]:
-    """Yield the values that fit each for itself, and not together. `args`: those that the spec gives."""
+    """Yield the values that are valid alone and not together. `args`: the arguments that the spec gives."""
     count = counted(name, args)
     if count is not None and count > _MOST_PARAMETERS:
         problem = f"makes a model of {count:.1e} parameters, and each process holds all of them"
