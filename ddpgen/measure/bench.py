@@ -1,6 +1,6 @@
 """`ddpgen bench`: run the job at several shapes in turn, each in a fresh directory of its own.
 
-Owns the changes of a shape to the job, the order of the runs, and the way to a run's rows. bench_table.py
+Owns the changes of a shape to the job, the order of the runs, and the reading of a run's files. bench_table.py
 evaluates the rows.
 """
 

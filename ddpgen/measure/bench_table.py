@@ -27,8 +27,8 @@ _MAX_EFFICIENCY = 1.1  # caches gain a few percent; more means that the first sh
 class Sample:
     """Seconds of a step, the mean of BLOCK steps.
 
-    `communication_s`: the time in the exchange with other ranks, on the rank that waits least. `waiting_s`: the time
-    there beyond that, the mean of all ranks. A part that is not measured is None, as on GPUs.
+    `communication_s`: the time in the exchange with other ranks, on the rank that waits least. `waiting_s`: the
+    further time of the other ranks there, as the mean of all ranks. A part that is not measured is None, as on GPUs.
     """
 
     step_s: float

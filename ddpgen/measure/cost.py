@@ -67,8 +67,8 @@ def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
     """Return the bytes of `reduction: tree` as train/distributed/reduction.py carries it out.
 
     It is an all-to-all of each member's partial sums, and then an all-gather. If each member has one partial sum,
-    that is the ring's 2(N-1)/N. If all hosts have the same number of processes, more than one, it runs inside each
-    host first and then between hosts.
+    that is the ring's 2(N-1)/N. If all hosts have the same number of processes, more than one, the exchange runs
+    inside each host first and then between hosts.
     """
     leaves = sum(shape.micro_batches)
     ends = list(itertools.accumulate(shape.micro_batches, initial=0))
@@ -87,8 +87,8 @@ def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
 def gather_bytes(shape: Shape, parameter_bytes: float) -> float:
     """Return the bytes of `shard: optimizer`, which gives every rank the parameters that another one has updated.
 
-    Each of N members sends (N-1)/N of them. If all hosts have the same number of processes, it runs between hosts
-    first, and then inside each host.
+    Each of N members sends (N-1)/N of them. If all hosts have the same number of processes, the exchange runs
+    between hosts first, and then inside each host.
     """
     if shape.hosts == 1 or len(set(shape.procs)) == 1:
         members = shape.processes if shape.hosts == 1 else shape.hosts
@@ -140,9 +140,9 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The overlap of communication with the backward pass of the last of `micro_batches`.
+    """The overlap of communication with the backward pass of the last micro-batch of a step.
 
-    The gradients of the micro-batches before stay on the rank. The last bucket, which is the part `last_bucket` of
+    The gradients of the earlier micro-batches stay on the rank. The last bucket, which is the part `last_bucket` of
     the gradients, is never hidden, because it is complete only after that pass.
     """
 
@@ -191,7 +191,7 @@ class Interruptions:
     def goodput(self, interval_s: float) -> tuple[float, float]:
         """Return the part of the time in steps that count, at least and at most.
 
-        At least: the training stops while a checkpoint is written. At most: a checkpoint takes no time of it.
+        The least: the training stops while a checkpoint is written. The most: a checkpoint does not slow the training.
         """
         counted = max(0.0, 1 - self.lost_s(interval_s) / self.mean_s)
         return counted * interval_s / (interval_s + self.checkpoint_s), counted

@@ -1,4 +1,4 @@
-"""The measurements of a job's newest run: its parameters, the time of a step, and on which processes.
+"""The measurements of a job's newest run: its parameters, the time of a step, and its processes.
 
 Owns reading manifest.json and metrics.jsonl of checkpoint directories on this machine. A file that cannot be read
 counts as missing.
@@ -30,9 +30,9 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `step_s`: the median time of its `steps` steps; both are 0 if it is not known. `tier`: "" if unknown.
+    """One run. `step_s`: the median time of its `steps` steps; both are 0 if it is unknown. `tier`: "" if unknown.
 
-    `shard`: its newest start spread the optimizer's state over the processes.
+    `shard`: True if its newest start spread the optimizer's state over the processes.
     """
 
     directory: str
@@ -47,7 +47,7 @@ class Run:
     shard: bool = False
 
     def differs(self, job: JobSpec) -> str:
-        """Return the first setting for which its steps take another time than those of `job`; "" without one."""
+        """Return the first setting that gives its steps another time than the steps of `job`; "" without one."""
         if self.settings is None:
             return ""
         for name in _SETTINGS:

@@ -32,9 +32,9 @@ MIN_SPEEDUP = 1.02
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """The options of the command line; None for one that is left out.
+    """The options of the command line; None for an option that is left out.
 
-    `step_times`: by the name of a host, or for all hosts under "".
+    `step_times`: by the name of a host; the time under "" is for all hosts.
     """
 
     parameters: int | None = None
@@ -61,7 +61,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Compute:
-    """The seconds of a micro-batch on each host (of a script: of a step), and their source in words.
+    """The seconds of a micro-batch on each host, or of a script's step, and their source in words.
 
     `micro_batch_s` is empty if they are not known; then `source` tells the user how to give them.
     """
@@ -140,7 +140,7 @@ class Shard:
 class Checkpoints:
     """The cost of checkpoints and lost machines.
 
-    `goodput`: at least and at most; 0 if a loss costs more than the time between two losses.
+    `goodput`: the least and the most; 0 if a loss costs more than the time between two losses.
     """
 
     interruptions: Interruptions
@@ -153,7 +153,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Prices:
-    """The price of an hour of all machines. `run_s`: all steps without any interruption, None if that is not known."""
+    """The price of an hour of all machines. `run_s`: the seconds of all steps, uninterrupted; None if not known."""
 
     run_s: float | None
     on_demand: float | None
@@ -165,7 +165,7 @@ class Prediction:
     """The whole prediction.
 
     `balances`: micro-batches move between the processes (share: auto). `unequal`: the hosts differ, so a table over equal
-    nodes would not fit them. `changes`: those that help, the best one first.
+    nodes would not fit them. `changes`: the changes that help, the best one first.
     """
 
     name: str
@@ -398,7 +398,7 @@ class _Job:
         )
         if not self.job.sharded:
             return step
-        gather_s = self._gather_s(shape, link)  # nothing is left to hide it but the next batch
+        gather_s = self._gather_s(shape, link)  # it begins after the update: nothing hides it
         return replace(
             step, communication_s=communication_s + gather_s, exposed_s=step.exposed_s + gather_s
         )
@@ -512,7 +512,7 @@ class _Job:
         )
 
     def _shared(self, hosts: Sequence[int]) -> tuple[tuple[str, ...], dict[str, float], float]:
-        """Return a step on these hosts alone with shares by their speed: the other hosts, the shares, the seconds."""
+        """Return a step on only these hosts, with shares by their speed: the other hosts, the shares, the seconds."""
         names = self._names()
         procs = [self.shape.procs[host] for host in hosts]
         seconds = [self.compute.micro_batch_s[host] for host in hosts]

@@ -31,7 +31,7 @@ def derived(reading: Reading, suffix: str, **changes: Any) -> Reading:
 
 
 def probed(reading: Reading) -> Reading:
-    """Return the job that probes. For a user's script it has only the script's launch, and trains `toy`."""
+    """Return the job that probes. For a user's script the job has the launch of the script, and trains `toy`."""
     train = reading.job.train
     if train.program_field != "workload":
         size = reading.job.world_size
