@@ -91,7 +91,7 @@ def run() -> int:
 def _explain_bug(error: Exception, messages: str) -> int:
     """Tell the user that it is a bug of ddpgen, and write a file to attach to its report. Return the exit code.
 
-    `messages`: everything up to the bug, also what was not shown.
+    `messages`: all messages up to the bug, also those that were not shown.
     """
     import platform
     import shlex

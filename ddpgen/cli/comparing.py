@@ -118,8 +118,8 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Compute a run again from its first step, and compare. It runs from the bundle that the run keeps.
 
-    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. What is made
-    lies in DIR: the bundle, and checkpoints/. Exit code 0: identical; 1: not; 69: it cannot be done here.
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. DIR
+    gets the bundle and checkpoints/. Exit code 0: identical; 1: not; 69: it cannot be done here.
 
     \b
     Example:
@@ -167,7 +167,7 @@ def reproduce(
 
 
 def _run_directory(job: str) -> Path:
-    """Return the checkpoint directory of the run to compute again: no option of these commands chooses its tier."""
+    """Return the checkpoint directory of the run. No option of these commands chooses its tier."""
     try:
         return visible(job, None)
     except OptionRefusedError as error:

@@ -31,7 +31,7 @@ class _Completion(ShellComplete):
 
 
 class _Bash(_Completion, BashComplete):
-    """Its own list of words ends a word at each `=`, so it hands over the line."""
+    """Bash's own list of words ends a word at each `=`, so the script hands over the whole line."""
 
     source_template = """\
 %(complete_func)s() {

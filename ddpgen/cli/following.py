@@ -131,7 +131,7 @@ def logs(
 ) -> None:  # fmt: skip
     """Show the end of a job's output. Also name the file that holds it.
 
-    JOB is a spec, a bundle or a checkpoint directory. On local it went to the terminal; its metrics are shown instead.
+    JOB is a spec, a bundle or a checkpoint directory. On local the output went to the terminal, so logs shows metrics.
 
     \b
     Example:

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
-_OWN_FOLDERS = ("hosts/driver/", "train/")  # of a bundle: the same files for every job
+_OWN_FOLDERS = (
+    "hosts/driver/",
+    "train/",
+)  # folders of a bundle that have the same files for every job
 _MISSPELT = 0.8  # the least likeness to an option of launch; --steps and --set have 0.67
 
 
@@ -117,7 +120,7 @@ def launch(
         click.echo(launched.job)
     one_point = " --only FIELD=VALUE" if read.job(target).points else ""
     for following in ("status", f"logs --follow{one_point}", "stop"):
-        # The bundle, because the spec may be another job without this command's options and environment.
+        # Name the bundle, because the spec alone, without this command's options and environment, may be another job.
         _log.info(f"next: ddpgen {following} {named(launched.bundle.directory)}")
 
 

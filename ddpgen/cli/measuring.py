@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 )  # fmt: skip
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]),
-    help="How gradients are sent.  [default: as the spec has them sent]",
+    help="The type in which gradients are sent.  [default: the spec's]",
 )  # fmt: skip
 @click.option(
     "--link", type=Quantity("link"), metavar="LINK",
@@ -52,11 +52,11 @@ _log = logging.getLogger(__name__)
 )  # fmt: skip
 @click.option(
     "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
-    help="What gradients get of a link's rate.",
+    help="The part of a link's rate that gradients get.",
 )  # fmt: skip
 @click.option(
     "--step-time", "step_times", type=HostTime(), multiple=True, metavar="[HOST=]TIME",
-    help="What the slowest process computes for in a step, or each host.  [default: the newest run's]",
+    help="Computing time of a step, of the slowest process or of each host.  [default: the newest run's]",
 )  # fmt: skip
 @click.option(
     "--preempted-every", type=Quantity("seconds"), metavar="TIME",
@@ -79,7 +79,7 @@ def predict(
 ) -> None:
     """Estimate the cost of a step before you run it. Show each link, more nodes, and what would help.
 
-    Nothing is run. What the newest run of the job on this machine has measured is used, and named.
+    Nothing is run. The page uses and names the measurements of the job's newest run on this machine.
 
     \b
     Example:
@@ -144,7 +144,7 @@ def probe(spec: str, chosen: Chosen, target: str, as_json: bool) -> None:
         _log.info(f"next: ddpgen logs {bundle} --follow")
         return
     start = ["bash", as_argument(str(bundle / tier.start))]
-    # From hosts it is brought by --fetch.
+    # --fetch brings the figures from the hosts.
     figures = record.checkpoints(probed[target].job, bundle.absolute().parent) / probe.PROBE
     with contextlib.suppress(OSError):
         figures.unlink()  # an earlier probe's, because this one may end without figures
@@ -176,11 +176,11 @@ def probe(spec: str, chosen: Chosen, target: str, as_json: bool) -> None:
 @click.option("--steps", type=Count(1, 1000), help="Of each run.  [default: 30, or the spec's]")
 @click.option(
     "--link", type=Quantity("link"), metavar="LINK",
-    help="Between hosts, as for predict: adds what is predicted; takes the shape 1, too.",
+    help="Between hosts, as for predict: adds the predicted step. Needs the shape 1, too.",
 )  # fmt: skip
 @click.option(
     "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
-    help="What gradients get of that link's rate.",
+    help="The part of that link's rate that gradients get.",
 )  # fmt: skip
 @JSON
 @click.option("--markdown", "markdown_to", type=FILE, metavar="FILE", help="Also, as Markdown.")

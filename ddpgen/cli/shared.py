@@ -223,7 +223,7 @@ ONLY = click.option(
 
 
 def tier_option(says: str, several: bool = False, **more: Any) -> Callable[[_F], _F]:
-    """Return the option --target. `several`: it may be `all`."""
+    """Return the option --target. `several`: True if the value may be `all`."""
     return click.option("--target", metavar="TIER", type=TierName(several), help=says, **more)
 
 

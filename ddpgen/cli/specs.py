@@ -114,7 +114,7 @@ def _answer(question: Question) -> Any:
 def adopt(script: Path, output: Path | None) -> None:
     """Turn a launch script that you have into a spec. It may be for sbatch, a SkyPilot YAML, or bash with torchrun.
 
-    What the spec does not say, and the traps found in the script, are listed by line. Nothing is run.
+    Lists by line the parts that the spec leaves out, and the traps in the script. Nothing is run.
     Needs tree-sitter (pip install 'ddpgen[adopt]').
 
     \b
@@ -282,8 +282,8 @@ def lock(
 ) -> None:
     """Write the exact packages of a job to a file. Each has its version and hashes; or the file names a container.
 
-    Without -r it is what `python` of the spec has on this machine: python3 on the PATH, if the spec names none. uv
-    resolves it where that is installed, else pip. With `environment: locked` in the spec the bundle brings the lock
+    Without -r the packages are those that the spec's `python` has on this machine. The default is python3 on the PATH.
+    uv resolves them, or pip if uv is not installed. With `environment: locked` in the spec the bundle brings the lock
     along, and each host installs from it once.
 
     \b
