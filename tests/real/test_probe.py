@@ -85,7 +85,7 @@ def measured_by_iperf3(rig: Rig) -> float:
 
 
 def probe(rig: Rig, place: Path, spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What `ddpgen probe` prints, and its figures."""
+    """Return the output of `ddpgen probe` for people, and its figures."""
     spec = {**spec, "code": None, "train": TOY}
     running = jobs.begin(place, spec, "probe", "--target", "hosts", **fleet.way_in(rig))
     _, output = running.communicate(timeout=240)
