@@ -11,11 +11,11 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpgen.adopt import source, workloads
 from ddpgen.bundle import code
-from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
 
@@ -144,7 +144,7 @@ def outline(file: Path) -> Outline:
     saves = next(
         filter(None, (_saved_name(call, script) for call in script.calls)), Outline().saves
     )
-    options = _options(script) or _Options((), (), ())
+    options = _options(script) or _Options((), (), (), {})
     option = next((name for name in options.names if _RESUME_OPTION.search(name)), "OPTION")
     word = _word_to_resume(script, option)
     value = f"={word or ('{newest}' if '*' in saves else saves)}"
@@ -299,12 +299,17 @@ def _devices(job: JobSpec, script: _Script) -> Iterator[Conflict]:
             yield _warning("procs_per_node", problem, remedy)
 
 
+_Types = Mapping[str, type[int | float]]
+
+
 class _Options(NamedTuple):
-    """The options of the script's one argparse parser, or its globals that arguments replace."""
+    """The options of the script's one argparse parser, or its globals that arguments replace. `types`: int or float, for
+    the options that take such a number."""
 
     names: tuple[str, ...]
     needed: tuple[str, ...]
     flags: tuple[str, ...]
+    types: _Types
 
 
 def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
@@ -328,19 +333,30 @@ def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
             remedy = did_you_mean(name.replace("_", "-"), options.names)
             problem = f"{script.name} has no option --{name}"
             yield Conflict((field, field.partition("[")[0]), problem, remedy, fatal=False)
-    if not isinstance(args, Mapping):
-        return
+    if isinstance(args, Mapping):
+        yield from _values(args, options, script.name)
+
+
+def _values(args: Mapping[str, Any], options: _Options, script: str) -> Iterator[Conflict]:
+    """Yield the arguments that argparse would miss, and the values that it could not read."""
     for name in options.needed:
         if name not in args:
-            problem = f"{script.name} wants {name}"
             remedy = "add it; a list of words can say positional ones"
-            yield _warning("train.args", problem, remedy)
+            yield _warning("train.args", f"{script} wants {name}", remedy)
+    for name, read in options.types.items():
+        value = args.get(name)
+        if isinstance(value, str) and "{" not in value:
+            try:
+                read(value)
+            except ValueError:
+                problem = f"{show(value)} is no {read.__name__}, and {script} reads --{name} as one"
+                yield _warning(f"train.args.{name}", problem, "correct it")
 
 
 def _options(script: _Script) -> _Options | None:
     """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
     if script.settings:
-        return _Options(tuple(script.settings), (), ())
+        return _Options(tuple(script.settings), (), (), {})
     parsers = [call for call in script.calls if _name(call.func) == "ArgumentParser"]
     if len(parsers) != 1 or "parse_args" not in script.called:
         return None
@@ -349,6 +365,7 @@ def _options(script: _Script) -> _Options | None:
     names: list[str] = []
     needed: list[str] = []
     flags: list[str] = []
+    types: dict[str, type[int | float]] = {}
     for call in script.calls:
         if _name(call.func) != "add_argument":
             continue
@@ -361,11 +378,14 @@ def _options(script: _Script) -> _Options | None:
         long = [str(word)[2:] for word in words if str(word).startswith("--")]
         names += long
         action = next((_text(k.value) for k in call.keywords if k.arg == "action"), "")
+        read = next((_name(k.value) for k in call.keywords if k.arg == "type"), "")
+        if number := {"int": int, "float": float}.get(read):
+            types |= dict.fromkeys(long, number)
         flags += long if action not in ("", "store", "append", "extend") else []
         positional = not str(words[0]).startswith("-") and "nargs" not in keywords
         if positional or keywords.get("required") is True:
             needed.append(long[0] if long else str(words[0]))
-    return _Options(tuple(names), tuple(needed), tuple(flags))
+    return _Options(tuple(names), tuple(needed), tuple(flags), types)
 
 
 def _saves(script: _Script, job: JobSpec, home: Path) -> Iterator[Conflict]:

@@ -218,6 +218,22 @@ def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
     assert told(tmp_path, text, "{what: 1}") == []
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("abc", '"abc" is no float'),
+        ("'1,5'", '"1,5" is no float'),
+        ("1e-3", ""),
+        ("'{job}'", ""),
+    ],
+)
+def test_a_value_that_the_script_cannot_read(value: str, words: str, tmp_path: Path) -> None:
+    needed, *faults = told(tmp_path, PARSER, f"{{data: x, learning-rate: {value}}}")
+    assert "wants config" in needed.text
+    assert [fault.where for fault in faults] == ["train.args.learning-rate"] * bool(words)
+    assert all(words in fault.text for fault in faults)
+
+
 MISSPELT = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
 
 
