@@ -45,7 +45,7 @@ class Bundle(NamedTuple):
     """A bundle that was written.
 
     `artefacts`: the files that launch the job, with their text. `files`: the number of all files. `changed`: False if
-    the directory held the same files already. `dropped`: the tiers that it was rendered for before, and not now.
+    the directory held the same files already. `dropped`: the tiers of the earlier render that this render leaves out.
     `warnings`: doubts about the spec and about the files that it names.
     """
 
@@ -65,7 +65,10 @@ class Bundle(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A job that was submitted under the id `job`; or one that ran in the foreground, and ended with `exit_code`."""
+    """A job that was submitted under the id `job`, or that ran in the foreground and ended with `exit_code`.
+
+    If every point of a sweep is done or live already, nothing is submitted: `job` is "" and `exit_code` None.
+    """
 
     tier: str
     bundle: Bundle
@@ -76,9 +79,9 @@ class Launch(NamedTuple):
 class Preview(NamedTuple):
     """All that a launch would do.
 
-    `files`: the bytes of each file of the bundle. `changed`: False if the directory holds these files already.
-    `secrets`: the file of each, by name; "" if the environment holds the value. `commands`: a line for each copy, and
-    for each command after `+ `.
+    `files`: the size in bytes of each file of the bundle. `changed`: False if the directory holds these files already.
+    `secrets`: by each secret's name, the file that holds its value; "" if the environment holds the value.
+    `commands`: one line for each copy, and one for each command. A command's line begins with `+ `.
     """
 
     directory: Path
@@ -101,7 +104,7 @@ def load(
     that cannot be read raises SpecUnreadableError. A value that YAML does not have raises TypeError or ValueError.
     """
     logger = logging.getLogger("ddpgen")
-    if not logger.handlers:  # otherwise Python itself would print the warnings
+    if not logger.handlers:  # without a handler, Python itself would print the warnings
         logger.addHandler(logging.NullHandler())
     values = (set or {}).items()
     chosen = Chosen(profile, tuple(f"{name}={yamltext.flow(value)}" for name, value in values))
@@ -120,7 +123,7 @@ def read(path: str, chosen: Chosen = AS_WRITTEN, raw: bytes | None = None) -> Sp
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec without errors in its fields, for every tier that it fits. `filename`: as messages name it."""
+    """A spec whose fields have no errors, read for every tier that it fits. `filename`: its name in messages."""
 
     filename: str
     readings: Mapping[str, Reading] = field(repr=False)
@@ -161,7 +164,7 @@ class Spec:
         force: bool = False,
         limit_mib: int = 100,
     ) -> Bundle:
-        """Write the bundle for one tier, or for all.
+        """Write the bundle for one tier, or for all tiers that the spec fits.
 
         `output`: its directory, instead of build/<name>. `templates`: a directory with templates of your own. `force`:
         overwrite edits made by hand. `limit_mib`: the most code to copy. Raises SpecInvalidError, BundleRefusedError,
@@ -203,9 +206,10 @@ class Spec:
 
         `arguments` are added to the training command. `only`: parts of the names of a sweep's points, like lr=1e-3;
         points that are done or live are not started. The other options are those of render(). Ctrl-C stops a job in
-        the foreground cleanly, and is raised as KeyboardInterrupt afterwards. `run`: called instead with the command
-        of the job in the foreground, to return its exit code. Raises the errors of render(), and OptionRefusedError
-        if no point has all of `only`. TargetUnavailableError may also mean that the scheduler refuses the job.
+        the foreground cleanly, and is raised as KeyboardInterrupt afterwards. `run`: a function that runs the command
+        of a job in the foreground and returns its exit code; None for ours. Raises the errors of render(), and
+        OptionRefusedError if no point has all of `only`. TargetUnavailableError may also mean that the scheduler
+        refuses the job.
         """
         from ddpgen import programs
         from ddpgen.monitor import record
@@ -263,10 +267,10 @@ class Spec:
         force: bool = False,
         limit_mib: int = 100,
     ) -> Preview:
-        """Return all that launch() with these arguments would write, send and run. Nothing of it is done.
+        """Return all that launch() with these arguments would write, send and run, and do none of it.
 
-        It asks no machine, so the commands are those for all chosen points of a sweep. Raises the errors of render();
-        OptionRefusedError if no point has all of `only`.
+        No machine is asked if a point is done or live, so the commands start all chosen points of a sweep. Raises the
+        errors of render(), and OptionRefusedError if no point has all of `only`.
         """
         from ddpgen.monitor import snapshot
 
@@ -290,8 +294,9 @@ class Spec:
     def status(self, target: str | None = None, *, output: StrPath | None = None) -> Status:
         """Return the status of the job, as `ddpgen status --json` prints it.
 
-        `target`: the tier, else the one where the job runs, else the one of the newest run. `output`: as of render().
-        Raises TargetUnavailableError if nothing answers; OptionRefusedError if several tiers are possible.
+        `target`: the tier. If it is None, the tier on which the job runs now, or the tier of the newest run if the job
+        runs nowhere. `output`: as in render(). Raises TargetUnavailableError if nothing answers, and
+        OptionRefusedError if several tiers are possible.
         """
         return status(self.following(target, _path(output)))
 
@@ -357,7 +362,7 @@ def find_run(
 
 
 def _narrowed(following: Following, only: Sequence[str]) -> Following:
-    """Return the run of the points that `only` means; of a single point as of a job of its own."""
+    """Return the run with only the points that `only` selects. A single point becomes a run of its own."""
     names = sweep.chosen(following.job, only)
     if len(names) == 1:
         return following.points[names[0]]

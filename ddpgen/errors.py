@@ -1,6 +1,6 @@
 """The errors of ddpgen, with one exit code for each class. Knows no YAML, no templates, no files.
 
-The codes follow sysexits(3) where it has a code for the case, so that a script can tell a wrong spec
+The codes follow sysexits(3) if it has a code for the case, so that a script can tell a wrong spec
 from a full disk. `docs/cli.md` lists them; a test keeps the two equal.
 """
 
@@ -106,7 +106,7 @@ class FileTroubleError(DdpgenError):
 
 
 def report(filename: str, findings: Iterable[Finding]) -> list[str]:
-    """Return the findings as lines, sorted by position, each once, and at most the first MOST_SHOWN."""
+    """Return the findings as lines, sorted by position, each once, and at most the first MAX_SHOWN."""
     lines = list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))
     more = len(lines) - MAX_SHOWN
     return [*lines[:MAX_SHOWN], f"and {more} more"] if more > 0 else lines

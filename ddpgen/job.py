@@ -42,7 +42,7 @@ class Render(NamedTuple):
     output: Path | None = None
     templates: Path | None = None
     force: bool = False
-    limit_mib: int = 100  # the most that `code` may have
+    limit_mib: int = 100  # the largest size of `code`
     preview: bool = False
 
 
@@ -64,7 +64,7 @@ def load(path: str, chosen: Chosen = AS_WRITTEN, raw: bytes | None = None) -> di
 def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     """Return the warnings of these readings, sorted. Raise SpecInvalidError if any finding is an error.
 
-    Adds the findings about the files that a spec names, and those of its tiers.
+    Besides the fields, this checks the files that the spec names and the rules of each tier.
     """
     findings: set[Finding] = set()
     for alike in sweep.by_point(readings):
@@ -96,7 +96,7 @@ def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
-    """Return the tiers that `--target` means. Raise TargetUnavailableError if the spec does not have it."""
+    """Return the tiers that `--target` means. Raise TargetUnavailableError if the spec does not fit the tier."""
     if target == "all":
         return [name for name in TIERS if name in readings]
     if target not in readings:
@@ -156,7 +156,7 @@ def write_bundle(
     checkpoints = {job.checkpoint.path or "checkpoints" for job in jobs}
     own_paths = [directory, *(directory.parent / path for path in (".submitted", *checkpoints))]
     if options.output is None:
-        # The logs of launches from build/. With -o, a directory of this name may be the user's.
+        # build/logs holds the logs of launches from build/. With -o, a directory `logs` may be the user's.
         own_paths.append(directory.parent / "logs")
     sources, warnings = _gather([readings[tier] for tier in tiers], home, own_paths)
     code.refuse_too_much(sources, options.limit_mib)
@@ -190,8 +190,8 @@ def _gather(
 ) -> tuple[dict[str, Path], list[Finding]]:
     """Return the files of `code` of all these tiers, by their path in the bundle, and warnings.
 
-    One directory of the bundle holds them all. Raises SpecInvalidError if two tiers have different files of the
-    same name.
+    The tiers share one directory of the bundle. Raises SpecInvalidError if two tiers have different files of the same
+    name.
     """
     gathered: dict[str, Path] = {}
     owners: dict[str, Reading] = {}

@@ -34,7 +34,8 @@ def become(argv: Sequence[str]) -> NoReturn:
 class Interrupts:
     """A context in which Ctrl-C, SIGTERM and SIGHUP go to the program that `run` runs, and do not end this process.
 
-    `heard` is set once one of them has come, and `last` is its number. Only the main thread can hear signals.
+    `heard` is set when one of these signals has come, and `last` is the number of the newest. In any thread but the
+    main thread the context changes nothing, because Python handles signals only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class Interrupts:
         self._missed = 0
         ended = trace.begin(argv)
         try:
-            # In a session of its own, so that a Ctrl-C reaches it only once, from here. A second one would kill it.
+            # The program gets a session of its own, so that a Ctrl-C reaches it only once, through this process. A
+            # second signal would kill the program.
             child = subprocess.Popen(argv, stdout=stdout, start_new_session=True)
         except OSError as error:
             raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
@@ -85,8 +87,9 @@ class Interrupts:
 
 
 def in_foreground(argv: Sequence[str]) -> int:
-    """Run `argv`, wait for its end, and return its exit code. A signal goes to the program, and then to this process.
+    """Run `argv`, wait for its end, and return its exit code.
 
+    A signal goes to the program at once, and to this process after the program's end.
     Raises TargetUnavailableError if the program is not there.
     """
     with Interrupts() as interrupts:
@@ -136,7 +139,8 @@ def become_module(command: str, directory: Path, options: Sequence[str], *more: 
     """Replace this process by a command of the training module: doctor, report, diff, verify.
 
     The working directory is the one that holds the training module, because a user's own module `train` must not
-    come first. The command is not echoed, because it only reads. Its messages begin with the name that the user typed.
+    come first. The command is not echoed, because it only reads. Messages of the command begin with the name that the
+    user typed.
     """
     words, where = _module(command, directory, options, *more)
     trace.begin(words, where)
@@ -151,7 +155,7 @@ def output_of_module(command: str, directory: Path, options: Sequence[str]) -> t
 def _module(
     command: str, directory: Path, options: Sequence[str], *more: Path
 ) -> tuple[list[str], Path]:
-    """Return the words of such a command, and its working directory."""
+    """Return the words of a command of the training module, and its working directory."""
     os.environ.setdefault("DDPGEN_CALLED_AS", f"ddpgen {command}")
     os.environ.pop(
         "PYTHONSAFEPATH", None

@@ -1,7 +1,7 @@
 """Finished values → text, by jinja2.
 
 The only user of jinja2. Templates place values and decide nothing. Every value passes exactly one
-of the filters below (a test walks the templates for that), and an undefined value is an error.
+of the filters below, which a test checks in all templates. An undefined value is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Renderer:
 
 
 def _refuse_unknown_names(overrides: Path, built_in: Sequence[str]) -> None:
-    """Raise FileTroubleError if a template of the user replaces no built-in one and no other of them names it."""
+    """Raise FileTroubleError if a user's template neither replaces a built-in one nor is named in one of the user's."""
     texts = {
         each.name: each.read_text("utf-8", "replace") for each in sorted(overrides.glob("*.j2"))
     }

@@ -1,7 +1,7 @@
 """Words for bash: values known now, values known only at run time, and their quoting. Pure.
 
-Owns the form of a string in a script, in which it reaches the program byte for byte. Knows no template and no
-spec.
+Owns the quoting of strings in scripts, so that each string reaches its program byte for byte. Knows no template and
+no spec.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def quote(word: Word) -> str:
 
 
 def expand_home(path: str) -> Word:
-    """Return a path whose ~ the host replaces by its own home."""
+    """Return `path` as a word. If the path begins with ~/, the host puts its own home directory in the place of ~."""
     if path == "~":
         return Var("HOME")
     return JoinedWord((Var("HOME"), path[1:])) if path.startswith("~/") else path
@@ -66,7 +66,7 @@ def pieces(word: Word) -> tuple[str | Var, ...]:
 
 
 def directive(option: str) -> str:
-    """Return an option of sbatch for a line of #SBATCH, which is not bash.
+    """Return an option of sbatch as a #SBATCH line needs it. Such a line is not bash.
 
     Only a space and `"` need quotes: the spec refuses all other characters that sbatch would misread
     (tiers/slurm/notation.py).
@@ -83,7 +83,9 @@ def as_argument(path: str) -> str:
 
 
 def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
-    """Return the sections of a command with `--` between them, each on lines of its own of 110 columns at most.
+    """Return the sections of a command with `--` between them, each on its own lines.
+
+    A line has at most 110 columns, unless one word needs more.
 
     `indent`: the number of spaces before the command itself.
     """
@@ -94,7 +96,7 @@ def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
 def _wrapped(words: Iterable[Word], space: str) -> str:
     lines: list[str] = []
     for source in map(quote, words):
-        # 10 columns are for the text before the first line, and for ` -- \\` behind the last one.
+        # 10 columns stay free for the text before the first line, and for ` -- \\` behind the last line.
         if lines and len(lines[-1]) + len(source) < _WIDTH - 10 - len(space):
             lines[-1] += f" {source}"
         else:

@@ -1,6 +1,6 @@
 """Values as YAML source that every YAML reader reads as the same value. Pure.
 
-Owns which texts need quotes. Knows neither a file's layout nor the values' meaning.
+Decides which texts need quotes. Knows neither a file's layout nor the values' meaning.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-# Unquoted, these are a text in YAML 1.1 and in 1.2.
+# A text that matches needs no quotes in YAML 1.1 and 1.2, unless it is one of the reserved words.
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(:[A-Za-z0-9_./+@-]+)*", re.ASCII)
 _RESERVED_WORDS = frozenset(
     ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"]
@@ -43,9 +43,9 @@ def scalar(value: str | int | float | bool | None) -> str:
 
 
 def flow(value: object) -> str:
-    """Return a value, also a list or a mapping of values, as YAML on one line. A path is a text.
+    """Return a value, or a list or mapping of values, as YAML on one line. A path becomes a text.
 
-    Raises TypeError for a value that YAML does not have; ValueError for half of a surrogate pair.
+    Raises TypeError for a value that YAML does not have, and ValueError for half of a surrogate pair.
     """
     if value is None or isinstance(value, str | int | float):
         return scalar(value)
