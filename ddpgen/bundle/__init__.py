@@ -1,1 +1,1 @@
-"""Artefacts and code to a directory, written whole or not at all."""
+"""Artefacts and code → a directory that is written whole or not at all."""

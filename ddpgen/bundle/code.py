@@ -45,8 +45,8 @@ class CodeFiles(NamedTuple):
 def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Conflict]:
     """Yield the faults of the files that the job names.
 
-    `home`: the spec's directory. `extra`: files that the tier's own fields name, relative to `home` or in `code`, and
-    the field of each.
+    `home`: the spec's directory. `extra`: the files that the tier's own fields name, each with its field. A file's
+    path is relative to `home` or in `code`.
     """
     faults = [conflict for path in job.code for conflict in _check_path(path, home)]
     yield from faults
@@ -115,9 +115,9 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
 
 
 def find(code: Iterable[str], home: Path, path: str) -> dict[str, Path]:
-    """Return the files of a spec's `code` at `path` of the bundle's code, and below it, by their path there.
+    """Return the files of a spec's `code` that lie at or below `path` in the bundle's code/, by their path in code/.
 
-    Passes over entries of `code` that check() refuses. Raises FileTroubleError for a file that cannot be copied.
+    Skips entries of `code` that check() refuses. Raises FileTroubleError for a file that cannot be copied.
     """
     walk = _Walk(home.resolve(), ())
     roots = [home / entry for entry in code if not any(_check_path(entry, home))]
@@ -151,7 +151,7 @@ def gather(
 
 
 def refuse_too_much(files: Mapping[str, Path], limit_mib: int) -> None:
-    """Raise FileTroubleError if these files have more than `limit_mib` in all, or if one cannot be read."""
+    """Raise FileTroubleError if these files have more than `limit_mib` MiB in all, or if one cannot be read."""
     sizes = {name: _size(file) for name, file in files.items()}
     total = sum(sizes.values())
     if total > limit_mib << 20:
@@ -183,7 +183,7 @@ class _Walk:
     def files(self, root: Path, wanted: str = ".") -> Iterator[tuple[str, Path]]:
         """Yield each file's path below the root, and its path on disk. Fill `withheld`.
 
-        `wanted`: a path below the root; the walk passes over directories that do not lead there.
+        `wanted`: a path below the root. The walk skips directories that do not lead to it.
         """
         if not root.is_dir():
             yield root.name, self._resolve(root)
@@ -264,7 +264,7 @@ def _is_checkpoints(directory: Path) -> bool:
 def _patterns(root: Path) -> list[re.Pattern[str]]:
     """Return the patterns of files to leave out: those of every job, and those of the user's .ddpgenignore."""
     file = root / IGNORE_FILE
-    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+    if file.exists() and not file.is_file():  # opening a pipe would wait for ever
         raise FileTroubleError(f"{file} is no file; remove it")
     try:
         lines = file.read_text("utf-8").splitlines() if file.exists() else []
@@ -275,7 +275,7 @@ def _patterns(root: Path) -> list[re.Pattern[str]]:
 
 
 def _pattern(line: str) -> re.Pattern[str]:
-    """Return the pattern of a line. `data/` and `*.bin` match anywhere, `sub/file` from the root.
+    """Return the pattern of a line of .ddpgenignore. `data/` and `*.bin` match anywhere, `sub/file` from the root.
 
     `*` matches within a name, `**` across directories.
     """

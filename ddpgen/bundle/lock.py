@@ -1,7 +1,7 @@
-"""The version lock NAME.lock of a spec NAME.yaml: checks that it is there, whole and not outdated.
+"""The version lock NAME.lock of a spec NAME.yaml: checks that it is there, made by `ddpgen lock` and not outdated.
 
-Owns the lines at its head. The rest is a requirements file with hashes; it is empty if the head names a
-container. ddpgen/reproduce/resolve.py makes locks.
+Owns the lines at the head of a lock. The rest of a lock is a requirements file with hashes, and is empty if the head
+names a container. ddpgen/reproduce/resolve.py makes locks.
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ def container(job: JobSpec, spec: str) -> str:
 
 def _text(lock: Path) -> str:
     """Return the text of a lock. Raise OSError, UnicodeDecodeError."""
-    if lock.exists() and not lock.is_file():  # to open a pipe would wait for ever
+    if lock.exists() and not lock.is_file():  # opening a pipe would wait for ever
         raise OSError("it is no file")
     return lock.read_text("utf-8")

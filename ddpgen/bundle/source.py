@@ -19,8 +19,8 @@ _TIMEOUT_S = 30.0
 def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict[str, Any] | None:
     """Return `{"commit", "branch", "changed"}` of the repository that holds the spec's directory `home`; or None.
 
-    `code`: the spec's field. `files`: its files by their names in the bundle. `changed`: the names of files that
-    are not in the commit, or differ from it.
+    `code`: the spec's field. `files`: the files of `code` by their names in the bundle. `changed`: the names of files
+    that are not in the commit, or differ from it.
     """
     home = home.resolve()
     if not any((directory / ".git").exists() for directory in (home, *home.parents)):
@@ -43,7 +43,7 @@ def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict
 
 def _git(directory: Path, *words: str) -> Iterator[str]:
     """Return git's output, cut at each NUL. Raise OSError, ValueError."""
-    # Here, so that renders outside of repositories need not import it.
+    # Imported only here, because renders outside of repositories do not need it.
     import subprocess
 
     from ddpgen.driver import trace

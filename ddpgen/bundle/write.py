@@ -29,7 +29,7 @@ if sys.platform != "win32":  # Windows writes bundles without locks
 _log = logging.getLogger(__name__)
 LISTING = "bundle.json"
 SCHEMA = 1
-# The log of a job of Slurm. It lies in the bundle if sbatch was called there, and a new bundle keeps it.
+# The log of a Slurm job. It lies in the bundle if sbatch was called there, and the next render keeps it.
 _LOG = re.compile(r".+-[0-9]+(_[0-9]+)?\.log")
 
 
@@ -43,9 +43,9 @@ class Item(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """The result of write(). `dropped`: the tiers that the bundle was rendered for before, and not now.
+    """The result of write() or preview(). `dropped`: the tiers of the earlier render that this render leaves out.
 
-    `sizes`: the bytes of each file. `listing`: the content of bundle.json. Both are those of preview() alone.
+    `sizes`: the size in bytes of each file. `listing`: the content of bundle.json. Only preview() fills these two.
     """
 
     files: int
@@ -62,7 +62,7 @@ def write(
 
     A directory that holds them already stays untouched, so a job that runs from it is not disturbed.
     Raises BundleRefusedError if foreign or edited files would be lost (`force` gives up the edited
-    ones), FileTroubleError if the system refuses.
+    files), and FileTroubleError if the operating system refuses.
     """
     files, sums = _files(items)
     directory = Path(os.path.abspath(directory))
@@ -108,7 +108,7 @@ def preview(
 
 
 def _files(items: Sequence[Item]) -> tuple[dict[str, tuple[bytes, int]], dict[str, str]]:
-    """Return content and mode of each file, and the hash of each."""
+    """Return the content and mode of each file, and the hash of each file."""
     files = {item.path: _content(item) for item in items}
     return files, {path: hashlib.sha256(file[0]).hexdigest() for path, file in files.items()}
 
@@ -139,7 +139,7 @@ def _dropped(facts: Mapping[str, Any], old_facts: Mapping[str, Any]) -> list[str
 def listing(directory: Path) -> dict[str, Any]:
     """Return the bundle.json of this directory; {} if it is missing or invalid."""
     file = directory / LISTING
-    if not file.is_file():  # to open a pipe would wait for ever
+    if not file.is_file():  # opening a pipe would wait for ever
         return {}
     with contextlib.suppress(OSError, ValueError, RecursionError):
         facts = json.loads(file.read_bytes())
@@ -204,12 +204,12 @@ def exclusive_lock(directory: Path) -> Iterator[None]:
 
 
 def _temporary(directory: Path, role: str) -> Path:
-    """Return the path of a directory that exists only during the replacement; code.py has the name, too."""
+    """Return the path of a directory that exists only during the replacement. EXCLUDED in code.py lists its name."""
     return directory.with_name(f".{directory.name}.ddpgen-{role}")
 
 
 def _clean_up(directory: Path, stage: Path, old: Path) -> None:
-    """Remove what a killed render has left, and restore the bundle that it had moved aside."""
+    """Remove the leftovers of a killed render, and restore the bundle if that render had moved it aside."""
     if old.exists() and not directory.exists():
         os.rename(old, directory)
     for leftover in (old, stage):
@@ -218,7 +218,7 @@ def _clean_up(directory: Path, stage: Path, old: Path) -> None:
 
 
 def _is_in_use(directory: Path) -> bool:
-    """True if a job that was started from this directory holds it."""
+    """True if a job that was started from this directory holds its lock."""
     if sys.platform == "win32":
         return False
     handle = os.open(directory, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Reproduce a run from the bundle that it keeps: is it rendered alike here, and where may it be launched?
+"""Reproduce a run from the bundle that the run keeps: compare the bundle with a new render, and prepare a launch.
 
 Owns the directory of a reproduction, which holds the bundle and the new checkpoints.
 """
@@ -69,10 +69,11 @@ def _differing(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
 
 
 def launched(bundle: Path, tier: str, run: Path) -> tuple[JobSpec, Path, list[str]]:
-    """Return the job of `tier` in this bundle, its checkpoint directory, and the point of a sweep that it is.
+    """Return the job of `tier` in this bundle, its checkpoint directory, and the run's point; [] if it is no sweep.
 
-    `run`: the checkpoint directory of the run, which has the name of the point. Raises TargetUnavailableError if the
-    bundle has no such job, or the directory is the run's own.
+    `run`: the checkpoint directory of the run. In a sweep, the directory has the name of the point. Raises
+    TargetUnavailableError if the bundle has no such job or point, or if the job would resume from the run's own
+    checkpoints.
     """
     jobs = job.bundle_jobs(bundle)
     if tier not in jobs:

@@ -46,9 +46,9 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences.
+    """The differences between two specs or two bundles.
 
-    `one_sided`: the tiers and files that only one of the two has. `diffs`: the lines of a unified diff, by kind of file
+    `one_sided`: the tiers and files that only one side has. `diffs`: the lines of a unified diff, by kind of file
     ("" for artefacts) and path.
     """
 
@@ -252,7 +252,7 @@ def _unified(names: Sequence[str], path: str, left: bytes, right: bytes) -> list
 
 
 def _contents(bundle: Path, paths: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the present contents of the listed files, without removed files."""
+    """Return the current contents of the listed files. A removed file is left out."""
     contents = {}
     for path in paths:
         try:

@@ -112,7 +112,7 @@ def write(path: Path, spec: str, facts: Mapping[str, str], lines: Iterable[str])
 
 
 def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
-    """Return the header entry for a requirements file, and its lines that say where packages are."""
+    """Return the header entry for a requirements file, and the file's lines that name package indexes."""
     try:
         origin = lock.source(requirements, home)
         text = requirements.read_text("utf-8")
@@ -132,7 +132,7 @@ def _versions(installed: Iterable[tuple[str, str, str]]) -> list[str]:
     local: list[str] = []
     for name, version, direct in installed:
         name = _canonical(name or "")
-        # Python imports the first of two on the path.
+        # If a package is on the path twice, Python imports the first.
         if name and name not in (*_EXCLUDED, *requirements):
             requirements[name] = f"{name}=={version}"
             if url := json.loads(direct).get("url"):
