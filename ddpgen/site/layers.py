@@ -1,6 +1,6 @@
 """Read a spec, the files that it extends and its profile into one tree. Each value keeps its file and line.
 
-Knows the names of no other fields than those of LAYERS.
+Knows no fields by name, except `sweep` and those of LAYERS.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STDIN = "-"  # as the name of a spec
 
 
 def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) -> SpecTree:
-    """Return a spec laid over its profile and over all that it extends, and the options laid over the spec.
+    """Return a spec laid over its profile and over all files that it extends, with the options laid over the spec.
 
     `raw`: the text of the spec, instead of the file's. Raises SpecUnreadableError, SpecInvalidError.
     """
@@ -66,13 +66,13 @@ def read(spec: str, chosen: Chosen, models: Models, raw: bytes | None = None) ->
 
 
 class _Named(NamedTuple):
-    """A file as messages name it, and as bundle.json does: relative to the spec, or as the layers name it."""
+    """A file of a layer. `path`: for messages. `name`: for bundle.json, relative to the spec or as a layer names it."""
 
     path: str
     name: str
 
     def beside(self, text: str) -> _Named:
-        """Return the file that this one names."""
+        """Return the file that this file names as `text`."""
         path, name = (
             os.path.normpath(os.path.join(os.path.dirname(start), end))
             for start, end in ((self.path, os.path.expanduser(text)), (self.name, text))
@@ -81,7 +81,10 @@ class _Named(NamedTuple):
 
 
 class _Reading:
-    """One pass over a spec and the files below it. `hashes`: of each file, by its name. `profile`: "" without one."""
+    """One pass over a spec and the files below it.
+
+    `hashes`: the hash of each file, by its name. `profile`: the name of the profile, or "" without a profile.
+    """
 
     def __init__(self, spec: str, models: Models):
         self._spec, self._models = spec, models
@@ -209,9 +212,12 @@ class _Reading:
 
 
 def _content(file: str, regular: bool = False) -> bytes:
-    """Return the file, or as much of it as shows that it is no spec. Raise OSError, also if it must be `regular`."""
+    """Return the content of a file, or enough of it to show that the file is no spec.
+
+    Raises OSError. `regular`: raise it for a pipe or a device as well.
+    """
     if regular and os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
-        # To open a pipe would wait for ever.
+        # Opening a pipe would wait for ever.
         raise OSError(errno.EINVAL, "it is no file", file)
     with open(file, "rb") as stream:
         return stream.read(yamltree.MAX_BYTES + 1)

@@ -63,5 +63,5 @@ def _inline(node: Node) -> str:
         return "null"
     # Quotes would change a number or a range like 2..4.
     plain = not node.quoted and node.text.isprintable() and not set(node.text) & set(",[]{}")
-    plain = plain and not node.text.startswith((":", "?"))  # which a list on one line may not have
+    plain = plain and not node.text.startswith((":", "?"))  # no item of a list begins so
     return node.text if plain else yamltext.scalar(node.text)

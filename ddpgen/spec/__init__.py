@@ -1,1 +1,1 @@
-"""YAML to a job: the fields, what is read of a file with its positions, and the rules between fields. Pure."""
+"""YAML → a job: the fields, the tree of a file with its positions, and the rules between fields. Pure."""

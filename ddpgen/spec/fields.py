@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 REQUIRED = object()
 MAX_INTEGER = 2**63 - 1
-# Linux starts no program with a longer argument or variable (MAX_ARG_STRLEN: 128 KiB). The rest is for its name.
+# Linux starts no program with an argument or variable above 128 KiB (MAX_ARG_STRLEN). 1 KiB is for the name.
 MAX_BYTES = 127 << 10
 MAX_NUMBER_LENGTH = 60  # characters of a number; a longer text is refused at once
 
 
-class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, never shown raised)
+class Refused(Exception):  # noqa: N818 (it is an answer: the reader catches it, and no user sees it raised)
     """The refusal of one value: the problem and its remedy."""
 
     def __init__(self, problem: str, remedy: str):
@@ -85,7 +85,7 @@ class Kind(ABC):
         return value
 
     def load(self, stored: Any) -> Any:
-        """Return the value that dump() stored as `stored`. Wrong ones raise Refused, ValueError, KeyError or TypeError."""
+        """Return the value that dump() stored as `stored`. Raises Refused, ValueError, KeyError or TypeError."""
         return stored
 
     def written(self, value: Any) -> Any:
@@ -291,7 +291,7 @@ def _number_schema(kind: str) -> dict[str, Any]:
 
 
 def refuse_non_number(raw: Scalar, allowed: str) -> None:
-    """Raise Refused for a text that only looks like a number, and say how YAML 1.1 reads it."""
+    """Raise Refused for a text that YAML 1.1 does not read as the number that people read, or that is too long."""
     refuse_long(raw, allowed)
     if raw.quoted and (raw.text.startswith("0x") or decimal(raw.text) is not None):
         raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {allowed}")
@@ -366,7 +366,7 @@ def did_you_mean(word: str, known_words: Iterable[str], fallback: str = "") -> s
 
 
 def similar(word: str, known_words: Iterable[str], at_least: float = 0.6) -> str:
-    """Return the known word that is most like `word`; "" if none is. `at_least`: the likeness, 1 for the word itself."""
+    """Return the known word that is most like `word`; "" if none is. `at_least`: the least likeness, 1 for equality."""
     import difflib
 
     spellings = {name.lower(): name for name in known_words}

@@ -1,7 +1,7 @@
 """The kinds of value that hold other values: lists, mappings of free names, groups of known fields.
 
-Owns the walk over them, which builds the values and goes on after one that is wrong or missing. Knows neither tiers nor
-overlays. Pure.
+Owns the walk over them, which builds the values and goes on after a wrong or missing value. Knows neither tiers nor
+overlays, except for the remedies for unknown keys. Pure.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted, is_null
 
 Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
 
-# Names of torchrun, Slurm, SkyPilot and training frameworks for fields that are called otherwise here. Each stands also
-# for the same name with dashes.
+# Names of torchrun, Slurm, SkyPilot and training frameworks for fields that have another name in a spec. A user may
+# write dashes for the underscores.
 FOREIGN_NAMES = {
     "nproc_per_node": "procs_per_node", "nnodes": "nodes", "max_restarts": "restarts",
     "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
@@ -55,7 +55,7 @@ FOREIGN_NAMES = {
     "num_workers": "data_workers", "dataloader_num_workers": "data_workers",
     "mixed_precision": "precision", "dtype": "precision",
 }  # fmt: skip
-# Options of sbatch that a job may need, and that no field stands for.
+# Options of sbatch that a job may need, and that have no field.
 _SBATCH = frozenset([
     "begin", "clusters", "core-spec", "cpu-freq", "deadline", "distribution", "gpu-bind", "gpu-freq", "hint",
     "mem-bind", "nice", "no-kill", "oversubscribe", "priority", "propagate", "sockets-per-node", "spread-job",
@@ -72,7 +72,7 @@ class Walk:
 
     `for_script`: True if `args` are words for a script, which gets them as they are written. `top_keys`: the keys that
     every spec may have. `group_with_field` returns the group that has a field of the given name, in words, and the
-    field's path. `missing` is kept apart from `findings`, because a field may be missing on one tier alone.
+    field's path. `missing` is kept apart from `findings`, because a field may be missing on only one of the tiers.
     `invalid_fields`: the paths of the fields that hold a placeholder, or that a misspelt key stands for.
     """
 
@@ -104,7 +104,7 @@ class Walk:
         self.findings.append(yamltree.finding(node, refused.problem, refused.remedy))
 
     def unknown(self, table: Table, name: str, known_keys: Collection[str], path: Path) -> None:
-        """Report a key that the group at `path` does not have. The field that was meant is not missing as well."""
+        """Report a key that the group at `path` does not have. The field that it means is then not reported missing."""
         key_path = table.entries[name].path or (*table.path, name)
         known_keys = self._top_keys if len(key_path) == 1 else known_keys
         word, option = name.replace("-", "_"), name.replace("_", "-")
@@ -207,7 +207,7 @@ class Arguments(Pairs):
     def _argument(
         self, node: Node, path: Path, walk: Walk, read: Callable[[Node, Path, Walk], Any]
     ) -> Any:
-        """Return the value of what becomes one argument of the program."""
+        """Return the value of a node that becomes one argument of the program."""
         value = read(node, path, walk)
         try:
             refuse_oversized(value if isinstance(value, str) else json.dumps(value))
@@ -333,7 +333,7 @@ class Group(Kind):
         }
 
     def load(self, stored: Mapping[str, Any]) -> Any:
-        # An older version may have stored the job: a field that it did not have has its default.
+        # An older version of ddpgen may have stored the job. A field that it did not know gets its default.
         known = (n for n in self.field_kinds if n in stored or n in self.needed)
         values = {name: stored[name] for name in known}
         return self.model(

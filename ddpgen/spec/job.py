@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fractions import Fraction  # which is slow to import, and most jobs need none
 
 MAX_SAMPLES = 100_000_000  # in a step; the positions of more would not fit into memory
-# The name of an interface. An address is refused, because gloo and NCCL take none here.
+# The name of an interface. An address is refused, because gloo and NCCL choose an interface only by its name.
 INTERFACE = Text(
     r"(?![0-9]+(\.[0-9]+){3}$|[^:]*:[^:]*:)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
     "one exact interface name, like eth0",
@@ -94,7 +94,7 @@ class Python:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Environment:
-    """The packages of that Python: as installed there, or from the version lock."""
+    """The packages of the job's Python: those that the hosts have installed, or those of the version lock."""
 
     packages: str = setting(Choice("installed", "locked"), "installed")
 
@@ -118,7 +118,7 @@ class Resume:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Stop:
-    """How a user's script is asked to stop, and how long it may take."""
+    """How a user's script is asked to stop, and how long it may take to end."""
 
     signal: str | None = setting(Choice("USR1", "USR2", "TERM", "INT"), None)
     grace: float = setting(Duration(), 120.0)
@@ -240,7 +240,7 @@ class Train:
 
 
 class PointProgram(NamedTuple):
-    """The words that one point of a sweep adds to the program, and an id of its whole program."""
+    """The words that one point of a sweep adds to the program, and an id of the point's whole program."""
 
     words: tuple[str, ...] = ()
     id: str = ""
@@ -249,7 +249,8 @@ class PointProgram(NamedTuple):
 class Machine(NamedTuple):
     """One node of a job.
 
-    `name` is "" if a scheduler chooses the node. `weight`: the weight of each process, relative to the other nodes'.
+    `name` is "" if a scheduler chooses the node. `weight`: the share of each process in the work, relative to the
+    processes of other nodes.
     """
 
     name: str
@@ -321,8 +322,8 @@ class JobSpec:
 
     @property
     def digests(self) -> bool:
-        """True if the weights are hashed every `log_every` steps. By default they are if each of these steps has a
-        checkpoint, whose copy can be hashed."""
+        """True if the weights are hashed every `log_every` steps. This is the default if each of these steps has a
+        checkpoint, because its copy of the weights can be hashed."""
         if self.train.digest is not None or self.preempted_after is not None:
             return bool(self.train.digest)
         period = self.checkpoint.every.steps

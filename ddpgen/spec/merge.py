@@ -13,7 +13,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import EXCLUSIVE_FIELDS
 from ddpgen.spec.yamltree import Node, Table, is_null
 
-# The fields of a spec that name what lies below it. They are not part of the job.
+# The fields of a spec that name the layers below it. They are not part of the job.
 LAYERS = ("profile", "extends")
 # The field that makes several jobs of one spec.
 SWEEP = "sweep"
@@ -40,7 +40,7 @@ def whole(models: Models) -> Branch:
 def merge(
     base: Table, overlay: Table, kind: Kind | Branch | None, path: tuple[str, ...] = ()
 ) -> Table:
-    """Return `base` with the entries of `overlay` laid over it. `path`: of both in the spec, or in the tier's job."""
+    """Return `base` with the entries of `overlay` laid over it. `path`: the place of both in the spec or job."""
     merged = Table(overlay.position if path else base.position, base.path, {}, {})
     replaced = exclusive(overlay, path)
     for name, node in base.entries.items():
@@ -60,7 +60,7 @@ def merge(
 
 
 def exclusive(overlay: Table, path: tuple[str, ...]) -> set[tuple[str, ...]]:
-    """Return the fields that give way to those of `overlay`, because a job has one of them at most."""
+    """Return the fields that give way to those of `overlay`, because a job has at most one field of each set."""
     job = path[2:] if path[:1] == ("targets",) else path
     given = {(*job, name) for name, node in overlay.entries.items() if not is_null(node)}
     return {

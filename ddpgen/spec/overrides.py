@@ -1,7 +1,7 @@
 """Set single fields of a spec: `--set train.lr=1e-4`.
 
-A value is read as in a file. It wins over the spec, and a field of the job also wins over the same field of each tier.
-Pure.
+A value is read as in a file. It wins over the spec. A value for a field of the job also wins over the same field of
+each tier. Pure.
 """
 
 from __future__ import annotations

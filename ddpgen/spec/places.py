@@ -1,6 +1,6 @@
 """The kinds of value that name places: directories and programs on the hosts, stores, addresses, destinations of ssh.
 
-Owns which of them cannot exist or cannot be the job's own. Asks no host and no network. Pure.
+Decides which of them cannot exist, or cannot belong to one job. Asks no host and no network. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CREDENTIALS = re.compile(
 _ACCESS_POINT = re.compile(
     r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:([a-z0-9-]+[/:])*accesspoint[/:][A-Za-z0-9.-]+(?=/|$)"
 )
-# Letters of ssh(1): options with a value, options without, and those that keep ssh from running a command.
+# Letters of ssh(1): options with a value, options without a value, and options with which ssh runs no command.
 _SSH_VALUES = "BbcDEeFIiJLlmOoPpQRSwW"
 _SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
 _SSH_NO_COMMAND = "fGnNQsVW"
@@ -44,7 +44,7 @@ _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
 
 class HostPath(Text):
-    """A path on the hosts. They fill in ~, and nothing else."""
+    """A path on the hosts. The hosts fill in ~, and nothing else."""
 
     def __init__(self, allowed: str = "a path"):
         super().__init__(allowed=allowed)
@@ -126,7 +126,7 @@ def variable_fault(path: str) -> Refused | None:
 
 
 def directory_fault(path: str) -> Refused | None:
-    """Return the refusal of a directory that a job wants for itself; None if it may have it."""
+    """Return the refusal of a directory that a job wants for itself; None if the job may have it."""
     if fault := path_fault(path):
         return fault
     normal = posixpath.normpath(path)
@@ -156,7 +156,7 @@ def guard_fault(pattern: str) -> Refused | None:
 
 
 def checkpoint_file_fault(pattern: str) -> Refused | None:
-    """Return the refusal of a pattern of a script's checkpoints that is always there."""
+    """Return the refusal of a pattern of a script's checkpoints that would match at every start."""
     if posixpath.normpath(pattern) in _OWN_DIRECTORIES:
         return Refused(f"{show(pattern)} is there at every start", 'write a file, like "ckpt-*.pt"')
     return variable_fault(pattern)

@@ -21,7 +21,7 @@ from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Table, dotted, is_
 
 
 class SpecTree(NamedTuple):
-    """A whole spec, its layers merged, and the errors in their YAML.
+    """A whole spec with its layers merged, and the errors in the YAML of the layers.
 
     `record`: the layers, if there are several. `sweep`: the values to vary, if there are any.
     """
@@ -88,7 +88,7 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
         if fits or tier in named or len(overlays) == 1:
             jobs[tier], missing[tier], conflicting[tier] = job, walk.missing, of_tier
     if all(overlays.values()):
-        # Each tier has values of its own. Those below them are no job, and may still be wrong.
+        # Every tier has an overlay, so the top level alone is no tier's job. It may have errors that overlays hide.
         for_script = any(map(_runs_script, merged.values()))
         walk = Walk(for_script, top_keys, partial(_group_with_field, models))
         Group(JobSpec).read(root, (), walk)
@@ -108,10 +108,10 @@ def read_tree(whole: SpecTree, models: Models) -> dict[str, Reading]:
 def locate(
     conflicts_by_tier: Mapping[str, tuple[Table, Sequence[Conflict]]],
 ) -> dict[str, list[Finding]]:
-    """Return the findings of each tier. `conflicts_by_tier`: of each tier, the merged spec and the conflicts.
+    """Return the findings of each tier. `conflicts_by_tier`: the merged spec of each tier, and its conflicts.
 
-    A conflict on all of several tiers is a fault of what they share. A conflict on some of them is a fault of their
-    overlay, if the overlay has one of the fields; otherwise the finding names the tiers.
+    If all of several tiers have a conflict, the finding points into the part that they share. If only some have it, the
+    finding points into the overlay. If no field of it is in the overlay, the finding names the tiers.
     """
     tiers: dict[Conflict, list[str]] = {}
     for tier, (_, of_tier) in conflicts_by_tier.items():
@@ -129,7 +129,7 @@ def locate(
 
 
 def _with_tiers(findings_by_tier: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
-    """Return the findings of each tier. One that is neither on all tiers nor below `targets` names its tiers."""
+    """Return the findings of each tier. A finding that is neither on all tiers nor below `targets` names its tiers."""
 
     def named(finding: Finding) -> Finding:
         tiers = [tier for tier, findings in findings_by_tier.items() if finding in findings]
@@ -176,14 +176,14 @@ def _overlays(root: Table, findings: list[Finding], models: Models) -> dict[str,
 
 
 def _list_of(tier: str, models: Models) -> str:
-    """Return hosts.hosts for a tier with a field of its own name, which is meant more often; else the tier."""
+    """Return hosts.hosts for a tier that has a field of its own name, because users mean the field; else the tier."""
     return f"{tier}.{tier}" if tier in Group(models[tier]).field_kinds else tier
 
 
 def _locate(conflict: Conflict, root: Table, shared: bool) -> Finding:
     """Point at the first of the conflict's fields that is in the file, or else at the nearest node around the first.
 
-    `shared`: False if a field of the overlay comes first. A value of a sweep always comes first.
+    `shared`: False if the fields of the overlay come before the others. A value of a sweep comes before all fields.
     """
     in_file = [
         field_path

@@ -12,7 +12,7 @@ from ddpgen.spec import places, secrets
 from ddpgen.spec.fields import Refused, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
-# A job gives one field of each set. If an overlay gives one, it replaces the job's.
+# A job has at most one field of each set. If an overlay gives one, it replaces the field of the job.
 EXCLUSIVE_FIELDS = (
     (("train", "steps"), ("train", "epochs")),
     (("train", "workload"), ("train", "script"), ("train", "command")),
@@ -42,7 +42,7 @@ _SET_BY_TORCHRUN = frozenset([
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
-# A secret of these names would replace the host's own value, or lose its own to a scheduler, torchrun or ddpgen.
+# A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
 _NO_SECRETS = RESERVED_VARIABLES | {
     "HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD",
 }  # fmt: skip
@@ -140,7 +140,7 @@ def _command(train: Train) -> Iterator[Conflict]:
 
 
 def _shell_words(command: Sequence[str]) -> Iterator[Conflict]:
-    """Yield the words that only a shell understands. No shell reads the command."""
+    """Yield a conflict for each word that only a shell understands, because no shell reads the command."""
     remedy = 'write a file, or [bash, -c, "…"] with the whole line in quotes'
     if variable := re.match(r"([A-Za-z_]\w*)=(.*)", command[0], re.DOTALL):
         problem, remedy = (

@@ -18,7 +18,7 @@ from ddpgen.spec.job import EXTENDED, NAME, JobSpec
 from ddpgen.spec.merge import Models
 
 REFERENCE = "spec.md"  # below docs/
-# A field's entry there: its name with values and default, and the description below.
+# A field's entry in docs/spec.md: its name with values and default, and the description below.
 _ENTRY = re.compile(r"^- \*\*`([^`]+)`\*\* .*\n\n((?: {4}.+\n)+)", re.MULTILINE)
 
 

@@ -1,7 +1,7 @@
 """The points of a sweep: values that are laid over the spec, and the name of each point. Pure.
 
 A sweep is a grid, `{train.lr: [1e-3, 3e-4], train.seed: 0..3}`, or a list of mappings from fields to values. It varies
-the training alone, so that all points share one launch.
+only the training, so that all points share one launch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A point as it is written. `name`: its own, or ""."""
+    """A point as the spec writes it. `name`: the name that the spec gives it, or ""."""
 
     name: str
     node: Node
@@ -205,7 +205,7 @@ def _safe(text: str) -> str:
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """Return the points that have all parts of `only`, like lr=1e-3 or a whole name; all without `only`."""
+    """Return the points that have all parts of `only`, like lr=1e-3 or a whole name; all points without `only`."""
     wanted = [part for text in only for part in text.split(",")]
     return [name for name in names if all(_has(name, part) for part in wanted)]
 

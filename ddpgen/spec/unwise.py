@@ -1,4 +1,4 @@
-"""Values that a job may have, and hardly means: each is a warning. Pure."""
+"""Values that a job may have, but that a user hardly means. Each gives a warning. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 
 _DAY_S = 86400.0
-# A directory that each node has for itself, and empties when it boots.
+# Directories that each node has for itself, and that it empties: at a boot, or file by file after some days.
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _HIDE_GPUS = "hides GPUs from every process, and the job counts on those of gpus_per_node"
-# Variables, and those that begin with a word that ends in _ → the effect of each, and the remedy.
+# Variable → its effect, and the remedy. A name that ends in _ stands for all variables that begin with it.
 _VARIABLES: Mapping[str, tuple[str, str]] = {
     "CUDA_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
     "HIP_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
@@ -28,7 +28,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
 
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
-    """Return a warning for each value of any tier's job that is out of proportion."""
+    """Return the warnings that a job of any tier may get."""
     return chain(
         environment(job.env, "env"),
         _name(job),
@@ -40,7 +40,7 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
 
 
 def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
-    """Yield the variables that something else sets, or that work against the job. The spec gives them below `field`."""
+    """Yield a warning for each variable that another program sets, or that harms the job. `field`: of the spec."""
     for name in env:
         for known, (effect, remedy) in _VARIABLES.items():
             if name == known or (known.endswith("_") and name.startswith(known)):
@@ -48,7 +48,7 @@ def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
 
 
 def temporary(job: JobSpec, advice: str) -> Iterator[Conflict]:
-    """Yield a warning if the checkpoints lie where no other node finds them, and no later day."""
+    """Yield a warning if the checkpoints lie in a directory that no other node sees, and that the node empties."""
     path = posixpath.normpath(job.checkpoint.path or "x")
     if path.startswith(tuple(f"{place}/" for place in _TEMPORARY)) or path in _TEMPORARY:
         problem = f"{job.checkpoint.path} is a directory of each node's own, and is emptied"

@@ -79,8 +79,8 @@ def finding(node: Node, problem: str, remedy: str) -> Finding:
 def parse(raw: bytes, file: str = "") -> tuple[Table, list[Finding]]:
     """Return the spec's mapping, and those errors in its YAML that do not hide the rest.
 
-    `file`: the name of a file with a part of the spec, which may be empty. Raises NotYamlError if there is no mapping
-    to go on with.
+    `file`: the name of a file that holds only a part of the spec. Such a file may be empty. Raises NotYamlError if
+    there is no mapping to go on with.
     """
     try:
         return _parse(raw, file)
@@ -275,10 +275,11 @@ def _unfit_character(position: Position) -> Finding:
 def _syntax(
     error: yaml.MarkedYAMLError, text: str, last_quoted: tuple[Position, Position] | None
 ) -> Finding:
-    """Return the finding. YAML notices an open quote or bracket at its end, and a key without a value a line later.
+    """Return the finding, at the place to correct.
 
-    An open quote ends at the next quote, even lines below, and then text follows. `last_quoted`: the last text in
-    quotes before the error.
+    YAML notices an open quote or bracket only further down, and a line without a colon one line later. An open quote
+    ends at the next quote, perhaps lines below, and the error is the text behind that quote. `last_quoted`: the last
+    text in quotes before the error.
     """
     position = _position(error.problem_mark or error.context_mark)
     start = _position(error.context_mark) if error.context_mark else None
