@@ -44,7 +44,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class DriverCommand:
-    """One command: `action` is run, status, stop, logs, fetch or help. `points`: those of a sweep that it is for."""
+    """One command: `action` is run, status, stop, logs, fetch or help. `points`: the points of a sweep to act on."""
 
     action: str
     operand: str | None = None

@@ -27,7 +27,7 @@ _LINES_PER_HOST = 10
 async def ask_all(
     plan: Plan, ssh: Ssh, text: Callable[[Plan, PlannedHost], bytes], timeout_s: float
 ) -> tuple[dict[PlannedHost, dict[str, str]], dict[str, str]]:
-    """Run a text on every host. Return the facts from each host, and by host name why the others gave none."""
+    """Run a text on every host. Return the facts by host, and by name the reason of each host that gave none."""
     troubles: dict[str, str] = {}
 
     async def ask_host(host: PlannedHost) -> dict[str, str]:
@@ -192,7 +192,7 @@ def print_out(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it exits
 
 
 def _print_log(path: Path, screen: Screen) -> int:

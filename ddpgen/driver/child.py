@@ -16,8 +16,8 @@ from typing import cast
 
 from . import trace
 
-# After a program's end its output is read for so long at most: ssh leaves a background process that may keep our
-# pipe open.
+# The longest time for which a program's output is read after the program's end: ssh leaves a background process that
+# may keep our pipe open.
 _DRAIN_S = 1.0
 _TERM_S = 2.0
 _MAX_OUTPUT = 4 << 20
@@ -108,7 +108,7 @@ class Child(asyncio.SubprocessProtocol):
         return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
 
     async def ended_within(self, seconds: float | None) -> int | None:
-        """Wait for the end, at most so long; return the exit code, negative for a signal, or None if time ran out."""
+        """Wait at most `seconds` for the end. Return the exit code, negative for a signal; None if time ran out."""
         # Before Python 3.12 wait_for forgets a cancellation that comes in the same moment as the end:
         # https://github.com/python/cpython/issues/86296
         await asyncio.wait([self._ended], timeout=seconds)

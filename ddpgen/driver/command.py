@@ -86,7 +86,7 @@ def _prepare_process() -> None:
         limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
         if soft != resource.RLIM_INFINITY and soft < limit:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    # A background job keeps writing, even if the terminal would stop it for that (stty tostop).
+    # A driver in the background keeps writing, although a terminal with `stty tostop` would stop it for that.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
@@ -100,7 +100,8 @@ def _each_point(
 ) -> int:
     """Carry out the command for one point of a sweep after the other. `is_done`: takes a point's plan and id.
 
-    A point that has failed does not end the sweep. A point that was stopped, or could not start, does.
+    A point that has failed does not end the sweep. A point that was stopped or could not start ends it. --preflight
+    looks only at the first point that is not done, because all points run on the same hosts.
     """
     codes = {}
     for name in command.points or hosts_plan.points:
@@ -162,7 +163,7 @@ def _log_to(screen: Screen) -> None:
 
 
 async def _hang_up(hosts_plan: Plan, ssh: Ssh) -> None:
-    """End the shared connections, all at once. One that does not answer ends by itself later."""
+    """End the shared connections, all at once. A connection that does not answer ends by itself later."""
     open_ones = [host for host in hosts_plan.hosts if ssh.socket(host).exists()]
     commands = (run(ssh.hang_up(host), b"", _HANG_UP_S) for host in open_ones)
     await asyncio.gather(*commands, return_exceptions=True)

@@ -42,8 +42,8 @@ class End:
 
 @dataclass(frozen=True)
 class Report:
-    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it. `fault`: the host whose own
-    fault has ended the start, and why (train/launch/bad_nodes.py)."""
+    """The end of a host as its supervisor reports it. `crashed`: True if a restart may cure it. `fault`: the host whose
+    own fault has ended the start, and why (train/launch/bad_nodes.py)."""
 
     crashed: bool
     reason: str
@@ -131,8 +131,8 @@ def _first(bad: Sequence[End]) -> End | None:
 def lost_host(ends: Sequence[End]) -> str | None:
     """Return the host that was lost by its own fault; None without one.
 
-    A cut between the driver and a host is no evidence: a peer must have lost it, too. If several are lost at once, they
-    have lost something that they share.
+    A cut between the driver and a host is not enough: a peer must have lost the host, too. If several hosts are lost at
+    once, the fault lies in something that they share.
     """
     lost = {end.host for end in ends if end.is_cut}
     missed = any(end.is_consequence and end.host not in lost for end in ends)
@@ -140,7 +140,7 @@ def lost_host(ends: Sequence[End]) -> str | None:
 
 
 def all_by_fault(ends: Sequence[End]) -> bool:
-    """True if a host's own fault has ended all hosts, as far as they know: itself, as a lost peer, or by the driver."""
+    """True if a host's fault may explain every end: as its own end, as the loss of a peer, or as the driver's kill."""
     return all(end.fault or end.is_cut or end.is_consequence or end.forced for end in ends)
 
 
@@ -158,7 +158,7 @@ def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
 def may_start_again(ends: Sequence[End], launcher: str, lost_head: str | None) -> bool:
     """True if the driver may start all hosts again: all ends are crashes, losses, or kills by the driver.
 
-    `lost_head`: the head of an elastic job, whose end is the only reason for a new start there.
+    `lost_head`: the head of an elastic job; None for any other job. An elastic job starts again only if its head ended.
     """
     causes = [end for end in ends if not end.forced or end.state == "lost"]
     if any(end.state not in ("crashed", "lost", "killed") for end in ends) or not causes:

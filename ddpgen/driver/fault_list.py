@@ -1,6 +1,7 @@
 """The file `bad-nodes` of a job on this machine, next to the logs of its launches.
 
-Owns its reading and writing. bad_nodes.py has its form. The hosts need not share a directory, so none of them has it.
+Reads and writes the file, whose form is in bad_nodes.py. The driver keeps it, because the hosts need not share a
+directory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .bad_nodes import Fault
 
 
 class FaultList:
-    """The file at `path`. One that cannot be read is empty, and a failed write is no reason to fail."""
+    """The file at `path`. If the file cannot be read, it counts as empty. A failed write is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

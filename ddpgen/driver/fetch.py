@@ -1,8 +1,8 @@
 """--fetch: copy the newest checkpoints and the metrics to this machine, whole or not at all.
 
-Owns their places here, and which file may replace another. No file of the user's is deleted, and a file is
-replaced only by one that continues it. rsync copies into a staging directory. It stays after a lost connection,
-so that the next fetch goes on with it. Whole checkpoints are renamed out of it.
+Owns their places here, and which file may replace another. No checkpoint is replaced. If the new metrics do not
+continue the old ones, the old file is kept under another name. rsync copies into a staging directory. It stays after a
+lost connection, so that the next fetch goes on with it. Whole checkpoints are renamed out of it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BUNDLES = "bundles"  # archives of the bundles that ran; manifest.json names the
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGING = ".fetched"
-# A job that runs from a directory touches its lock every 5 s.
+# A job touches the lock of its checkpoint directory every 5 s.
 _LIVE_S = 60.0
-# rsync's code if a file vanished meanwhile, because the job deletes old checkpoints.
+# rsync's exit code if a file vanished during the copy, because the job deletes old checkpoints.
 _RSYNC_VANISHED = 24
 
 
 class RefusedError(Exception):
-    """The fetch was refused and nothing here was changed. The message has the reason."""
+    """The fetch was refused or failed. Only the staging directory has changed. The message has the reason."""
 
 
 async def fetch(context: Context, operand: str | None) -> int:
@@ -141,7 +141,7 @@ def _refuse_live(target: Path) -> None:
 
 
 def _refuse_other_run(stage: Path, target: Path) -> None:
-    """Raise RefusedError if a step in `target` has another content: then it is another run's, and must not be mixed."""
+    """Raise RefusedError if a step in `target` has another content, because then another run wrote it."""
     for name in _steps(stage):
         our_marker = target / name / MARKER
         if our_marker.exists() and our_marker.read_bytes() != (stage / name / MARKER).read_bytes():

@@ -48,7 +48,7 @@ class DriverRun:
     def __init__(self, context: Context, arguments: tuple[str, ...]) -> None:
         self._context, self._arguments = context, arguments
         self._plan, self._pace = context.plan, context.pace
-        # None: the deadline may have changed.
+        # None wakes the loop, because the deadline may have changed.
         self._events: asyncio.Queue[End | None] = asyncio.Queue()
         report = self._events.put_nowait
         self._all_sessions = {
@@ -66,7 +66,7 @@ class DriverRun:
             **context.secrets,
         }
         self._running: set[str] = set()
-        self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
+        self._stoppable: list[asyncio.Task[Any]] = []  # the tasks that a stop cancels
         self._retries: list[asyncio.Task[None]] = []
         self._ends: list[End] = []  # of this start, in order of time
         self._crashes: Counter[str] = Counter()
@@ -126,7 +126,7 @@ class DriverRun:
         return NO_START
 
     async def _prepare(self, names: Iterable[str]) -> dict[str, HostFacts]:
-        """Prepare hosts concurrently and return those that are ready. `_troubles` gets the others. A stop cancels it."""
+        """Prepare hosts concurrently and return the ready hosts. `_troubles` gets the others. A stop cancels the rest."""
         tasks = {asyncio.create_task(self._sessions[name].prepare()): name for name in names}
         self._stoppable = list(tasks)
         pending = set(tasks)
@@ -146,7 +146,7 @@ class DriverRun:
         return ready
 
     async def _prepare_enough(self, patience_s: float) -> dict[str, HostFacts]:
-        """Prepare hosts until enough are ready, and return them; {} after a stop, or if time runs out."""
+        """Prepare hosts until enough are ready, and return them; {} after a stop, or after `patience_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
         ready: dict[str, HostFacts] = {}
@@ -181,7 +181,7 @@ class DriverRun:
             self._head = names[0]
 
     def _replace_unreachable(self, ready: Container[str]) -> bool:
-        """True if other hosts take part now: one that cannot be reached has ended a start before, and is a bad host."""
+        """Leave out an unreachable host that has ended a start before. Return True if other hosts take part now."""
         known = {fault.node for fault in self._faults.read()}
         silent = [n for n, s in self._sessions.items() if n not in ready and s.state == UNREACHABLE]
         before = set(self._sessions)
@@ -258,7 +258,7 @@ class DriverRun:
             # The job has come to its end, so no host is started again for it.
             self._job_ended = True
             if end.state == "stopped" and not (self._stop_level or self._plan.elastic):
-                # It may have stopped before the rendezvous, when it could not stop the others.
+                # The host may have stopped before the rendezvous, so that it could not stop the others.
                 self._send_to_all("stop")
             self._limit_wait(self._pace.after_success)
             return
@@ -270,7 +270,7 @@ class DriverRun:
                 self._end_other_hosts(end)
 
     def _continues_without(self, end: End) -> bool:
-        """True if an elastic job goes on; then the lost host is tried again, within `restarts`."""
+        """Return True if an elastic job goes on. Then try the lost host again, within `restarts`, unless it is bad."""
         name, losses = end.host, {"lost", "crashed"}
         if name in self._returned:
             losses.add("refused")  # its script from before the loss may not have ended yet
@@ -295,7 +295,7 @@ class DriverRun:
         while True:
             await asyncio.sleep(self._pace.retry)
             try:
-                # If hosts share the directory, the other hosts' scripts hold it, and it has all files.
+                # If hosts share the directory, it is in use by the other hosts' scripts, and it has all files.
                 if not (await session.query()).in_use:
                     await session.send_bundle()
             except Trouble as trouble:
@@ -381,7 +381,7 @@ class DriverRun:
         """Return the hosts to start again, or none. An elastic job gets another head."""
         plan = self._plan
         lost_head = self._head if plan.elastic else None
-        # Without the bad host the job may do better.
+        # If one host's fault ended the start, a start without this host may succeed.
         by_fault = bool(self._blamed and plan.room) and all_by_fault(self._ends)
         again = by_fault or may_start_again(self._ends, plan.launcher, lost_head)
         ended = self._stop_level or self._job_ended

@@ -1,7 +1,7 @@
 """Every host's output in a file on this machine, byte for byte.
 
 Owns logs/<name>/<launch>/<host>.log in the directory that holds the bundle, and finding the newest. A full disk or
-an unwritable directory is reported once. It loses lines of the log, and never ends the run.
+an unwritable directory is reported once. It costs lines of the log, and never ends the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TAIL = 64 * 1024
 
 
 class Logs:
-    """The files of one launch. The first of them creates the directory."""
+    """The files of one launch. The first write creates the directory."""
 
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self.directory, self._say = directory, say
@@ -58,7 +58,7 @@ def launches(directory: Path) -> list[Path]:
 
 
 def newest(directory: Path) -> Path | None:
-    """Return the newest launch with a line from a host. One that never started does not hide an earlier one."""
+    """Return the newest launch with a line from a host. A launch that never started does not hide an earlier launch."""
     return next((launch for launch in launches(directory) if _has_output(launch)), None)
 
 

@@ -25,8 +25,8 @@ class Plan:
     """The content of hosts.json.
 
     `elastic`: the least and the largest number of hosts. `locked`: each host installs the packages of the version
-    lock. `secrets`: see secret_values.read(). `points`: the id of each point of a sweep, by its name. `spares`: so many
-    of the last hosts take no part until a bad host is left out.
+    lock. `secrets`: see secret_values.read(). `points`: the id of each point of a sweep, by its name. `spares`: the
+    number of hosts at the end of the list that take no part until a bad host is left out.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Owns every word of shell that runs on a host and is not in the bundle. Each text is one { …; }. So bash
 runs it only when it has all of it, and half a text of a lost connection has no effect. bash 3.2 is enough.
-Values enter through quote() only.
+Values enter only through quote().
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def stop(plan: Plan, host: PlannedHost) -> bytes:
 def start(
     plan: Plan, host: PlannedHost, environment: Mapping[str, str], arguments: Iterable[str]
 ) -> bytes:
-    """Become the host's script. It inherits the rest of the input, which is the driver's connection."""
+    """Become the host's script. The script inherits the rest of the input, which is the driver's connection."""
     words = " ".join(quote(word) for word in (host.script, *arguments))
     values = {**_values(plan, host), "script": host.script}
     return text(

@@ -1,7 +1,7 @@
 """The driver's output: every host's lines behind its name, and the driver's own messages.
 
-Owns the way from bytes to lines that are safe for a terminal, prefixes, colours and tables. A thread of its own
-writes. So a slow, paused or closed terminal never delays the job; it only loses lines, which the logs have.
+Turns bytes into lines that are safe for a terminal, with prefixes and colours. A thread of its own writes. So a slow,
+paused or closed terminal never delays the job; it only loses lines, which the logs have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INVISIBLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 
 
 class Lines:
-    """Cuts a stream of bytes at newlines, however it arrives."""
+    """Cuts a stream of bytes at newlines, whatever the pieces in which it arrives."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -1,7 +1,7 @@
 """The values of a job's secrets on this machine, and output without them.
 
-Owns the rules for a file that holds a secret; train/launch/secrets.py has the same. A value goes into the environment of
-a process or into ssh's standard input, and nowhere else.
+Owns the rules for a file that holds a secret; train/launch/secrets.py has the same rules. A value goes into the
+environment of a process or into ssh's standard input, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _SHORTEST = 6  # bytes; a shorter value also occurs within other words
 def read(
     secrets: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the values, and a complaint for each one that is missing.
+    """Return the values, and a complaint for each missing value.
 
-    `secrets`: the file of each, or "" for one that the environment has.
+    `secrets`: by each secret's name, the file that holds its value; "" if the environment has the value.
     """
     values, missing = dict[str, str](), list[str]()
     for name, file in secrets.items():

@@ -106,7 +106,7 @@ class Session:
     async def prepare(self) -> HostFacts:
         """Query the host, send the bundle and install. Raise Trouble.
 
-        A job that runs from the bundle is such a trouble, because its restarts need the files.
+        It is a trouble if a job runs from the bundle, because this job's restarts need the files.
         """
         facts = await self.query()
         if facts.in_use:
@@ -124,7 +124,7 @@ class Session:
     async def _install(self) -> None:
         """Install the packages of the version lock. Raise Trouble.
 
-        This comes before any host starts, because the others would not wait for the slowest one.
+        This comes before any host starts, because started hosts would not wait for the slowest install.
         """
         self.state = "installing"
         context = self._context
@@ -169,7 +169,7 @@ class Session:
             self._child.write(f"{command}\n".encode())
 
     async def disconnect(self, reason: str) -> None:
-        """Close the connection to the host. Without the driver its script soon stops by itself."""
+        """Close the connection to the host. Without the driver, the host's script soon stops by itself."""
         if self._child is not None:
             self._disconnect_reason = reason
             self._child.close_input()
@@ -251,7 +251,7 @@ def failure_reason(outcome: Completed, ssh: Ssh, host: PlannedHost, timeout_s: f
     if reason := remote.troubles(outcome.output):
         return reason
     remedied = ssh.remedied(outcome.output, host)
-    # `exec tmux` in ~/.bashrc ends with 1.
+    # With `exec tmux` in ~/.bashrc, the login shell ends with exit code 1.
     if outcome.code == 0 or (outcome.code < 128 and (not first or "not a terminal" in first)):
         return interrupted(first)
     return remedied or ssh.complaint(outcome.output, host)

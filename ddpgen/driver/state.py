@@ -15,7 +15,7 @@ from .pace import overdue
 from .wording import printable
 
 _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
-MAX_RANKS = 8  # up to so many ranks, each has its own figure
+MAX_RANKS = 8  # with more ranks, only the smallest and largest figure are shown
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class JobState:
 
 
 def read(facts: Mapping[str, str]) -> JobState:
-    """Return the state from the facts that remote.LOOK prints."""
+    """Return the state from the facts that remote.DIRECTORY_FACTS prints."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
     progress = mapping(facts.get("progress", ""))
-    # An attempt that has not taken a step yet finds the line of an earlier one, which tells nothing about it.
+    # Until an attempt takes its first step, the line is an earlier attempt's, and says nothing about this attempt.
     if line and line[1] == "running" and progress.get("attempt") != line[2]:
         progress = {}
     lock = mapping(facts.get("lock", "")) or None

@@ -1,6 +1,6 @@
-"""The log of the programs that are run: the command line at the start; exit code and seconds at the end.
+"""The log of the programs that are run: the command line at the start, the exit code and the seconds at the end.
 
-Owns the form of both lines. Knows nothing of who shows them.
+Owns the form of both lines. Knows nothing of the log's readers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def begin(
 ) -> Callable[[int], None]:
     """Log the start of a program, and return the function that logs its end with the exit code.
 
-    `where`: its working directory, if it has one of its own. `line`: the command for a user, if they type another one than `argv`.
+    `where`: the program's working directory, if it is not ours. `line`: the command that a user would type, if it is
+    not `argv`.
     """
     number, began = next(_numbers), time.monotonic()
     line = line or shlex.join(argv)
