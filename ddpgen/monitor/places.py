@@ -1,7 +1,7 @@
 """The machine with Slurm's programs and the checkpoints: this one, or a login node by ssh.
 
-Owns the way of a text to the machine and of its answer back, and the message for a login node that cannot be
-reached. Every call but following a log has a time limit. Knows nothing of the texts' content.
+Sends a text to the machine and returns its answer. Owns the message for a login node that cannot be reached. Every
+call has a time limit, except the one that follows a log. Knows nothing of the texts' content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.text.shell import as_argument
 
 ANSWER_S = 60.0
-_STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for so long
+_STALL_LIMIT = "--timeout=60"  # rsync ends by itself if no byte moves for this long
 _NOT_FOUND = 127
 _T = TypeVar("_T")
 NOTHING: Mapping[str, str] = {}
@@ -51,7 +51,7 @@ class Machine:
     def facts(self, text: bytes, purpose: str) -> dict[str, str]:
         """Run a text and return its facts. Raise TargetUnavailableError, also with the text's own complaint.
 
-        `purpose`: of the text, for the log.
+        `purpose`: the purpose of the text, for the log.
         """
         line = f"{self.shell_line(['bash', '-s'], '.')}  # {purpose}"
         outcome = self._ask(text, ANSWER_S, line)
@@ -71,7 +71,7 @@ class Machine:
     ) -> ProgramResult:
         """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time.
 
-        `variables`: of its environment. They are in no command line and in no log.
+        `variables`: for its environment. They are in no command line and in no log.
         """
         line = self.shell_line(argv, directory)
         outcome = self._ask(scripts.command(argv, directory, variables), timeout_s, line)
@@ -174,7 +174,7 @@ def connections(plan: Plan) -> Iterator[Ssh]:
 
 
 def finish(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end and return its result, also where an event loop runs already, as in a notebook."""
+    """Run a coroutine to its end and return its result, also if an event loop runs already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -26,9 +26,9 @@ _SUFFIX = ".launched.json"
 class Launch:
     """One launch.
 
-    `job`: the scheduler's id of the job. `time`: of the launch. On Slurm, `cluster` is the cluster if sbatch named
-    one. `login` is the login node, and `log` the path of the job's output, on the login node if there is one.
-    `points`: the ids of a sweep's jobs by the names of their points, also of those that an earlier launch submitted.
+    `job`: the scheduler's id of the job. `time`: when the launch was recorded. On Slurm, `cluster` is the cluster if
+    sbatch named one. `login` is the login node, and `log` the path of the job's output, on the login node if there is
+    one. `points`: the ids of a sweep's jobs by the names of their points, including those of earlier launches.
     """
 
     tier: str
@@ -53,7 +53,7 @@ class Following(NamedTuple):
     """One tier of a spec, the bundle's directory, and the last launch from it on that tier.
 
     `point`: the name of the point of a sweep whose job this is, "" for a whole job, and `point_index` its number, counted
-    from 0. `chosen`: the points that are meant, if not all.
+    from 0. `chosen`: the points that the user chose; () for all points.
     """
 
     job: JobSpec

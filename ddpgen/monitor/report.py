@@ -61,7 +61,7 @@ class Status(NamedTuple):
     """The status of a job for programs.
 
     `tier`: None for a checkpoint directory. `said`: other lines, such as Slurm's table or a host that does not answer.
-    `ended`: it has ended, and does not come back by itself.
+    `ended`: True if the job has ended, and does not come back by itself.
     """
 
     tier: str | None
@@ -193,8 +193,8 @@ class Report(NamedTuple):
 class JobStatus(NamedTuple):
     """The status of a job at one moment.
 
-    `ended`: it has ended, and does not come back by itself. `jobs`: the state in its scheduler, or on each of its
-    hosts, in a few words. `points`: the status of each point of a sweep, by its name.
+    `ended`: True if the job has ended, and does not come back by itself. `jobs`: the state in its scheduler, or on each
+    of its hosts, in a few words. `points`: the status of each point of a sweep, by its name.
     """
 
     parts: Sequence[str | Report]

@@ -45,8 +45,8 @@ _SUMMARY_ROWS = ("step", "loss", "time left")  # the rows of each directory if t
 class View(NamedTuple):
     """The content of the screen.
 
-    `title`: the job and its tier. `time_of_day`: of the status. `trouble`: why there has been no newer status
-    for `silent_s`.
+    `title`: the job and its tier. `time_of_day`: the time of the status. `trouble`: the reason why no newer status has
+    come for `silent_s`.
     """
 
     title: str

@@ -14,9 +14,10 @@ OUTPUT_MARK = "ddpgen-output"  # the output of login scripts comes before this l
 
 
 def command(argv: Sequence[str], directory: str, variables: Mapping[str, str]) -> bytes:
-    """Run a program in `directory` with these variables in its environment. The exit code is 127 if neither this shell nor a login shell finds it.
+    """Run a program in `directory` with these variables in its environment.
 
-    A login shell is the second try, because its PATH often has more directories.
+    The exit code is 127 if neither this shell nor a login shell finds the program. A login shell is the second try,
+    because its PATH often has more directories.
     """
     words = " ".join(map(quote, argv))
     return text({"directory": directory}, TOOLS, exports(variables), f"set -- {words}\n", _COMMAND)
@@ -44,9 +45,10 @@ def receive(bundle: str, logs: str) -> bytes:
 
 
 def tail(file: str, lines: int, follow: bool) -> bytes:
-    """Print the last lines of a file, or of all files that match a name with *. The exit code is 66 without one.
+    """Print the last lines of a file, or of all files that match a name with *.
 
-    `follow`: print new lines as well, until the input of bash ends; then a missing file is waited for.
+    The exit code is 66 if there is no such file. `follow`: print new lines as well, until the input of bash ends, and
+    wait for a missing file.
     """
     directory, slash, name = file.rpartition("/")
     pattern = quote(directory + slash) + "*".join(quote(part) for part in name.split("*"))
@@ -98,7 +100,7 @@ _TAIL = r"""
 exec tail -n "$lines" -- "${files[@]}"
 """
 
-# The input ends with the reader's process. Then tail is killed, so that none is left on the login node.
+# The input of bash ends with the reader's process. Then tail is killed, so that it does not stay on the login node.
 _FOLLOW = r"""
 exec 3<&0
 tail -n "$lines" -F -- "${files[@]}" &

@@ -53,7 +53,7 @@ def _answers(ask: AskStatus, every_s: float) -> Iterator[Answer]:
             yield status, "", began
             if status.ended:
                 return
-        # A slow answer means a busy server, so the pause after it is half an interval at least.
+        # A slow answer means a busy server, so the pause after the answer is at least half an interval.
         time.sleep(max(every_s / 2, every_s - (time.time() - began)))
 
 
