@@ -47,11 +47,11 @@ class SupervisorCommand(NamedTuple):
 
 # The version lock's file name in the bundle.
 LOCK = "environment.lock"
-# torchrun waits so long for more hosts than the least number, at each start and after each loss of a host. Hosts that
-# are started together arrive in this time; a later one joins by a restart, which costs less than this wait.
+# torchrun waits this long for more hosts than the least number, at each start and after each loss of a host. Hosts that
+# are started together arrive in this time. A later host joins by a restart, which costs less than a longer wait.
 _LAST_CALL_S = 5
-# The restarts of an elastic job: each host that joins or leaves costs one. The training itself gives up if it
-# crashes twice without progress.
+# The restarts that torchrun may make in an elastic job, in which each host that joins or leaves costs one. The training
+# itself gives up if it crashes twice without progress.
 _ELASTIC_RESTARTS = 1000
 
 
@@ -83,7 +83,7 @@ class TierOptions(NamedTuple):
 def command(
     job: JobSpec, tier_options: TierOptions, backend: str, weight: int | Fraction = 1
 ) -> SupervisorCommand:
-    """Return the command for one node of a job. `weight`: the weight of each of its processes."""
+    """Return the command for one node of a job. `weight`: the weight of each of the node's processes."""
     stores = bool(tier_options.store or job.checkpoint.url)
     added = {word for point in job.points.values() for word in point.words}
     program = _program(job, backend, weight, tier_options.balances, stores)
@@ -167,7 +167,7 @@ def _options(job: JobSpec, tier_options: TierOptions, backend: str) -> Iterator[
 
 
 def non_default_times(*options: tuple[str, Any, str]) -> Iterator[str]:
-    """Yield the same for times. Each option is (name, section of the spec, field of the section)."""
+    """Yield those options whose time is not the default. Each is (name, section of the spec, field of the section)."""
     for name, section, field in options:
         value, default = getattr(section, field), getattr(type(section), field)
         yield from non_default((name, seconds(value), seconds(default)))
@@ -270,7 +270,7 @@ def _script(job: JobSpec) -> Iterator[Word]:
 
 
 def _words(words: Iterable[str]) -> Iterator[str]:
-    """Yield the words as they are, but -- as {--}: a bare -- would begin the section of the user's arguments."""
+    """Yield the words unchanged, but -- as {--}, because a bare -- would begin the section of the user's arguments."""
     return ("{--}" if word == "--" else word for word in words)
 
 

@@ -27,7 +27,7 @@ _POINT = "point.json"  # in the checkpoint directory of a point of a sweep
 def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
     """Return the job on the tier that the user means. Raise OptionRefusedError if several tiers are possible.
 
-    That is `target`, else the tier where the job runs, else the tier of the newest run, else the only tier.
+    The tier is `target`, else the one on which the job runs, else the one of the newest run, else the only one.
     """
     launched = record.read_launches(bundle)
     candidates = {tier: Following(jobs[tier], tier, bundle, launched.get(tier)) for tier in jobs}
@@ -99,7 +99,7 @@ def _local_state(following: Following) -> JobState | None:
 def points_of(run: Following | Path) -> Mapping[str, Following | Path]:
     """Return the run of each point of a sweep by its name; {} for a job that is no sweep.
 
-    A checkpoint directory is of a sweep if it has no status of its own, but directories of points that have begun.
+    A checkpoint directory belongs to a sweep if it has no status of its own, but directories of points that have begun.
     """
     if isinstance(run, Following):
         return run.points
@@ -121,13 +121,13 @@ def visible(run: Following | Path) -> Path:
 
 
 def directories(run: Following | Path) -> list[Path]:
-    """Return the checkpoint directory, or for a sweep the one of each point. It may be missing.
+    """Return the checkpoint directory, or for a sweep the directory of each point, which may be missing.
 
-    Raises the errors of visible(), but takes a sweep.
+    Raises the errors of visible(), except the error for a sweep.
     """
     remedy = _ELSEWHERE
     if isinstance(run, Following) and (start := TIERS[run.tier].start):
-        # This is hosts, as the directory of local is here.
+        # Only the tier hosts can use this remedy, because the directory of local is on this machine.
         remedy = f"bring it here: bash {places.short(str(run.bundle / start))} --fetch"
     whole = _on_this_machine(run, remedy)
     return [_directory(point) for point in points_of(run).values()] or [whole]
@@ -155,7 +155,7 @@ def _on_this_machine(run: Following | Path, remedy: str) -> Path:
 def checkpoint_directory(path: Path) -> Path:
     """Return `path`, absolute. Raise SpecUnreadableError if no job has left a file in it."""
     state = local.read_state(path.absolute())
-    # False if we may not read the directory. A job that the preflight has ended leaves only the latter two.
+    # Also False if we may not read the directory. A job that the preflight ended leaves only preflight.json and nodes.
     has_files = any(
         os.path.exists(path / name) for name in ("metrics.jsonl", "preflight.json", "nodes")
     )
@@ -189,7 +189,7 @@ def asking(
 ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
     """Return a context with a function that asks for the status at each call, over connections that stay open.
 
-    Both raise TargetUnavailableError.
+    The context and the function raise TargetUnavailableError.
     """
     if runs := points_of(following):
         return points.asking({name: asking(run) for name, run in runs.items()})

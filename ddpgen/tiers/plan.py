@@ -52,7 +52,7 @@ def build_plan(
 ) -> Plan:
     """Return the plan of a job on one machine.
 
-    `tier_options`, `weight` and `backend` go into the command; if `backend` is "", the job's own.
+    `tier_options`, `weight` and `backend` go into the command. If `backend` is "", the job's own backend is taken.
     """
     return Plan(
         command.command(job, tier_options, backend or ranks.backend(job), weight),
@@ -79,13 +79,13 @@ def _directory(job: JobSpec) -> Word:
 def example(job: JobSpec) -> str:
     """Return an example of arguments that a user may add, for the head of an artefact.
 
-    Both texts have the same length, because a column follows them there.
+    The two possible texts have the same length, because a column follows them in the artefact.
     """
     return "--steps=50" if job.train.program_field == "workload" else "ARG ARG..."
 
 
 def restart_advice(job: JobSpec) -> str:
-    """Return the advice after a stop. It is weaker for a script: one that saves nothing starts from the beginning."""
+    """Return the advice after a stop. It promises less for a script, which may save nothing and start from scratch."""
     return "the same command resumes" if job.train.program_field == "workload" else "start it again"
 
 

@@ -20,7 +20,7 @@ _HEADS = ("point", "state", "step", "loss", "evaluation", "speed", "time left", 
 
 # The status of a point, or the error that hides it.
 Answer = JobStatus | TargetUnavailableError
-# The same as the answer of commands.asking.
+# The type that commands.asking returns.
 Question = AbstractContextManager[Callable[[], JobStatus]]
 
 
@@ -28,7 +28,7 @@ Question = AbstractContextManager[Callable[[], JobStatus]]
 def asking(questions: Mapping[str, Question]) -> Iterator[Callable[[], JobStatus]]:
     """Yield a function that asks for the status of every point, and returns it as a table.
 
-    Both raise TargetUnavailableError; the function, if no point gives an answer.
+    Entering the context raises TargetUnavailableError. The function raises it if no point gives an answer.
     """
     with _asking_each(questions) as ask:
         yield lambda: together(ask())

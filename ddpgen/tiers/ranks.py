@@ -26,8 +26,8 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
     """Yield each rank's range of micro-batches (first, end), in proportion to the ranks' weights.
 
     Micro-batches that the division leaves over go to the ranks with the largest remainders, and among equal
-    remainders to the lower ranks. A rank without one takes one from the rank that has most.
-    train/training/data.py counts the same.
+    remainders to the lower ranks. A rank without a micro-batch takes one from the rank that has most.
+    train/training/data.py counts in the same way.
     """
     total = sum(weights)
     counts = [int(weight * micro_batches // total) for weight in weights]

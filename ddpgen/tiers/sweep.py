@@ -27,7 +27,7 @@ FILE = "points.json"
 
 
 def read(tree: SpecTree) -> dict[str, Reading]:
-    """Return the job for each tier that the spec fits. That of a sweep is its first point, and has all points.
+    """Return the job for each tier that the spec fits. The job of a sweep is its first point, and has all points.
 
     Raises SpecInvalidError with the errors of every point.
     """
@@ -79,7 +79,7 @@ def by_point(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
 
 
 def check(reading: Reading) -> Iterator[Finding]:
-    """Yield the fields of a sweep that would change more than the training. The points themselves are valid."""
+    """Yield the faults of a sweep as a whole: points that differ in more than the training, and equal points."""
     plans = [TIERS[reading.tier].plan(point.job) for point in reading.points.values()]
     if len({(plan.command.options, plan.command.launcher) for plan in plans}) > 1:
         problem = "the points differ in how processes are started, and all points share that"
@@ -145,7 +145,7 @@ def restored(bundle: Path, tier: str, job: JobSpec) -> JobSpec:
 
 
 def chosen(job: JobSpec, only: Sequence[str]) -> list[str]:
-    """Return the points that `only` means; all of them without it. Raise OptionRefusedError if no point fits."""
+    """Return the points that `only` means; all points without `only`. Raise OptionRefusedError if no point fits."""
     if not job.points:
         if only:
             raise OptionRefusedError("the job is no sweep; leave --only out")

@@ -31,7 +31,7 @@ ADDRESS = Address()
 
 
 class HostName(Text):
-    """The name of a host. A destination of ssh is refused with what to write for it."""
+    """The name of a host. The refusal of a destination of ssh shows the fields to write for it."""
 
     def parse(self, raw: Scalar) -> str:
         try:
@@ -100,7 +100,7 @@ class HostsJob(JobSpec):
 
     @property
     def balances(self) -> bool:
-        """True if micro-batches move between the processes, by measured times: as `share` says, else where they can."""
+        """True if micro-batches move between the processes by measured times: as `share` says, else if they can."""
         if self.share is not None:
             return self.share == "auto"
         return self.world_size > 1 and not self.weighted and not self.fixed
@@ -127,7 +127,7 @@ class HostsJob(JobSpec):
 
     @property
     def taking_part(self) -> tuple[Host, ...]:
-        """The hosts by node rank, without the spares, which are the last ones."""
+        """The hosts by node rank, without the spares, which are the last hosts."""
         return self.order[: len(self.hosts) - self.spares]
 
     def procs(self, host: Host) -> int:

@@ -20,7 +20,7 @@ def plan(job: HostsJob) -> Plan:
 
 def host_plan(job: HostsJob, host: Host) -> Plan:
     """Return the plan of one host. All hosts have the same backend."""
-    # hosts.json has the processes of each host.
+    # A supervisor gets the number of its host's processes from hosts.json.
     tier_options = TierOptions(tuple(_options(job)), procs_known=True, balances=job.balances)
     base_plan = plans.build_plan(job.for_host(host), tier_options, job.weight(host), backend(job))
     return base_plan._replace(rendezvous=_rendezvous(job), facts=tuple(_facts(job)))

@@ -11,9 +11,9 @@ from ddpgen.monitor.places import connections
 
 
 def lines(listing: str, bundle: Path, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield for each host the copy of the bundle, and the start of its script. `listing`: the text of hosts.json.
+    """Yield lines for each host: the copy of the bundle, and the start of its script.
 
-    Raises TargetUnavailableError.
+    `listing`: the text of hosts.json. Raises TargetUnavailableError.
     """
     hosts = plan.read(listing)
     with connections(hosts) as ssh:

@@ -137,7 +137,7 @@ def _shared_addresses(job: HostsJob) -> Iterator[Conflict]:
     names: dict[str, str] = {}
     for i, host in enumerate(job.hosts):
         other = names.setdefault(address(host), host.name)
-        # Two directories of one machine, named by ssh alone, may be two hosts.
+        # Hosts without `address` may have the same one: they may be two directories of one machine.
         if host.address and other != host.name:
             problem = f"{host.address} is also the address of {other}"
             remedy = "write the address of this host"
@@ -164,7 +164,7 @@ def _address(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
 
 
 def _inside_the_bundle(job: HostsJob, directory: str) -> Iterator[Conflict]:
-    """Yield the places of the job in the bundle's directory on a host. `directory`: the host's `dir`."""
+    """Yield a conflict for each directory of the job inside the bundle on a host. `directory`: the host's `dir`."""
     bundle = posixpath.normpath(posixpath.join(directory, job.name))
     paths = (("checkpoint.dir", job.checkpoint.path), ("train.workdir", job.train.workdir))
     for field, path in paths:

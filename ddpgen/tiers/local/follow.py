@@ -134,5 +134,5 @@ def lock_is_live(lock: Mapping[str, Any] | None) -> bool | None:
 
 @functools.cache
 def _processes() -> Mapping[str, Any]:
-    """Return the names of train/base/processes.py. That file needs only Python, and is run, not imported."""
+    """Return the global names of train/base/processes.py. The file needs only Python, and is run, not imported."""
     return runpy.run_path(str(resource("train") / "base" / "processes.py"))

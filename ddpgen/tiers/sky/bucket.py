@@ -45,7 +45,7 @@ PACKAGES = {
 class Address(NamedTuple):
     """One place in a bucket: `url` as the spec writes it, with the job's part at its end.
 
-    `settings`: the variables, from the spec or SkyPilot, that a cloud's library needs to reach it.
+    `settings`: the variables, from the spec or SkyPilot, that a cloud's library needs to reach the place.
     """
 
     url: str
@@ -77,7 +77,7 @@ class Address(NamedTuple):
 def address(job: JobSpec, environment: Mapping[str, str]) -> Address | None:
     """Return the address of the job's part of the bucket; None if the job has no bucket.
 
-    A cloud's variable in `environment`, the user's own, takes precedence over the same one in the spec's `env`.
+    `environment`: the user's own. A cloud's variable in it takes precedence over the same one in the spec's `env`.
     """
     url = (job.checkpoint.url or "").rstrip("/")
     if not url:

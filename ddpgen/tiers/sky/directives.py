@@ -71,7 +71,7 @@ def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
 
 
 def alternatives(job: SkyJob) -> Iterator[Pairs]:
-    """Yield each suitable kind of machine, in the spec's order, and all spot ones before those at full price."""
+    """Yield each suitable kind of machine in the spec's order, all spot machines before those at full price."""
     paid = (True, False) if job.spot and job.on_demand_fallback else (job.spot,)
     for use_spot in paid:
         for infra in job.infra or ("",):

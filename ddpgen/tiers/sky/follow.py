@@ -1,7 +1,7 @@
 """status, logs and stop of a job that SkyPilot manages.
 
-Chooses among SkyPilot's jobs: those of the spec's name that live, else the one launched from here.
-If SkyPilot knows of no live one, the bucket decides: another machine may have launched the job, or SkyPilot's
+Chooses among SkyPilot's jobs of the spec's name: those that live, else the one launched from here, else the newest.
+If SkyPilot knows of no live job, the bucket decides: another machine may have launched the job, or SkyPilot's
 controller may be lost.
 """
 
@@ -28,7 +28,7 @@ from ddpgen.tiers.sky.jobs import Managed
 
 _log = logging.getLogger(__name__)
 
-# The job records `user: ` and this as the reason of its end.
+# The job records `user: ` and this text as the reason of its end.
 _REASON = "ddpgen stop"
 # Rank 0 renews its time stamp every 30 s.
 _LIVE_S = 120.0
@@ -72,7 +72,7 @@ class BucketState(NamedTuple):
 
     @property
     def may_come_back(self) -> bool:
-        """True if the job runs or may come back, because it was killed with its machine or stopped before that."""
+        """True if the job runs or may come back, because its machine was taken away during the run or after a stop."""
         interrupted = self.job_state.status == "stopped" and self.job_state.reason.startswith(
             _RECOVERED_REASONS
         )

@@ -114,7 +114,7 @@ def cancel(ids: Sequence[str]) -> list[str]:
 
 
 def logs(number: str, lines: int, follow: bool) -> list[str]:
-    """Show the last lines of a job's output, at least one: SkyPilot takes a tail of 0 for all of them."""
+    """Show the last lines of a job's output, at least one, because SkyPilot takes a tail of 0 for all lines."""
     mode = "--follow" if follow else "--no-follow"
     return ["jobs", "logs", mode, f"--tail={max(1, lines)}", number]
 
@@ -136,7 +136,7 @@ def submitted(answer: str) -> str | None:
 
 
 def controller_is_down(answer: str) -> bool:
-    """True if the answer says that SkyPilot's jobs controller is not up; then no job is either."""
+    """True if the answer says that SkyPilot's jobs controller is not up. Then no job runs."""
     return "ClusterNotUpError" in answer
 
 

@@ -31,14 +31,14 @@ _WITH_VALUE = (
     "editable|index-url|extra-index-url|find-links|no-binary|only-binary|trusted-host"
     "|use-feature|hash|config-settings|global-option"
 )
-# pip may have other options than those above.
+# The last alternative takes other options, because pip may have more than those above.
 _OPTION = (
     rf"(-[rc] *|--(requirement|constraint)(=| +)){_FILE}|(-[ife] *|--({_WITH_VALUE})(=| +)){_WORD}|--({_FLAGS})"
     rf"|--(?!(requirement|constraint|{_FLAGS}|{_WITH_VALUE})\b(?!-))[a-z][a-z-]*((=| +){_WORD})?"
 )
 _COMMENT = r"#[^\0-\x1f']*"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
-# The requirement itself ends here.
+# The text before a match is the requirement itself, without options, comment and marker.
 _END = re.compile(r"(^| )(-|#)|;")
 _READS_FILE = re.compile(
     r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![a-z]+://)([^ ]+)"
@@ -82,7 +82,7 @@ def directory(requirement: str) -> str:
 
 
 def pins(requirements: Iterable[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the index, the package and the version of each requirement of one version on every machine."""
+    """Yield the index, the package and the version of each requirement that means one version on every machine."""
     for i, requirement in enumerate(requirements):
         versions = [] if ";" in requirement else _EXACT.findall(_END.split(requirement)[0])
         if versions and (name := package(requirement)):
@@ -96,7 +96,7 @@ def floats(requirement: str) -> bool:
 
 
 def may_bring_others(requirement: str) -> bool:
-    """True if the requirement may install packages that it does not name, but for those that a named one needs."""
+    """True if the requirement may install packages that it does not name, other than those that a named one needs."""
     option = re.match(r"-(?!r|e|-requirement|-editable)|#", requirement)
     return bool(files_of(requirement)) or not (package(requirement) or option)
 

@@ -44,9 +44,9 @@ def ask(words: Sequence[str]) -> ProgramResult:
 
 
 def show(words: Sequence[str], directory: Path) -> ProgramResult:
-    """Run a command in `directory` and show its output on stderr, unless the user wants only errors. It has no time limit.
+    """Run a command in `directory` and show its output on stderr, unless the user wants only errors.
 
-    The very first launch waits for the controller's machine.
+    It has no time limit, because the very first launch waits for the controller's machine.
     """
     return _run([*command(), *words], None, directory)
 

@@ -41,7 +41,7 @@ def read_facts(address: Address) -> dict[str, str]:
 
 
 def refusal(address: Address) -> str:
-    """Return the cloud's own words why it refuses the bucket; "" if it does not, or cannot be reached."""
+    """Return the cloud's own reason for refusing the bucket; "" if the cloud takes it or cannot be reached."""
     try:
         _with_timeout(address, _names, SHORT_S)
     except RefusedError as error:
@@ -139,7 +139,7 @@ def _with_settings(address: Address) -> Iterator[None]:
 
 
 def _is_missing_file(value: str) -> bool:
-    """True if the value is the path of a file that is missing here: the job's machines have it, with credentials."""
+    """True if the value is the path of a file that is missing here. The job's machines have it, with credentials."""
     return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
 
 

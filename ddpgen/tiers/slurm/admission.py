@@ -83,7 +83,7 @@ def _partitions(job: SlurmJob, limits: Limits) -> Iterator[Conflict]:
 
 
 def _refusals(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[Conflict]:
-    """Yield the fields that this partition would not start the job with."""
+    """Yield the fields that keep the job from starting in this partition."""
     for field, value, allowed in (
         ("account", job.account, partition.accounts),
         ("qos", job.qos, partition.qos),
@@ -122,7 +122,10 @@ def _rules(job: SlurmJob, partition: Partition, limits: Limits) -> Iterator[QosL
 
 
 def _least(name: str, partition: Partition, rules: list[QosLimits]) -> tuple[float, str]:
-    """Return the limit of this name and its owner: of the first QoS that has one, or of the partition if that is less."""
+    """Return the limit of this name, and its owner.
+
+    It is the limit of the first QoS that has one, or the partition's if that is less and no QoS takes its place.
+    """
     limits = []
     for rule in rules:
         if (value := getattr(rule, name)) is not None:
@@ -222,7 +225,7 @@ def _count(partition: Partition, fits: Callable[[NodeType], bool]) -> int:
 
 
 def _among(value: str, allowed: Iterable[str]) -> bool:
-    """True if the name is allowed. Slurm keeps names in small letters; without any, nothing is known."""
+    """True if the name is allowed, or if no allowed name is known. Slurm keeps names in small letters."""
     names = [name.lower() for name in allowed]
     return not names or value.lower() in names
 

@@ -126,12 +126,12 @@ def directives(job: SlurmJob) -> Iterator[str]:
     if job.mail_to:
         yield f"--mail-user={','.join(job.mail_to)}"
         yield f"--mail-type={','.join(job.mail_on)}"
-    # Every start appends to it. The path is relative to the directory of the submission, because that exists.
+    # Every start appends to the log. The path is relative to the directory of the submission, because that exists.
     if output(job) is None:
         yield f"--output=%x-{'%A_%a' if job.indices else '%j'}.log"
     yield "--open-mode=append"
     yield "--requeue"
-    # B: sends the signal to the batch script alone. It would kill a training process that does not expect it.
+    # B: sends the signal only to the batch script. The signal would kill a training process that does not expect it.
     yield f"--signal=B:USR1@{int(warning_s(job))}"
     yield from (option for option in job.extra if not option.startswith("--gres="))
 

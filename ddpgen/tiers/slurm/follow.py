@@ -1,7 +1,7 @@
 """status, logs and stop of a job that Slurm runs.
 
-Chooses among Slurm's jobs: the one that the checkpoint directory belongs to and the one submitted
-from here, else all of the spec's name. Asks the controller first, then the accounting.
+Chooses among Slurm's jobs: the job that the checkpoint directory belongs to and the job submitted
+from here, else all jobs of the spec's name. Asks the controller first, then the accounting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddpgen.tiers.slurm.jobs import QueuedJob
 from ddpgen.tiers.slurm.place import control_machine
 
 _log = logging.getLogger(__name__)
-_MAX_TASKS = 8  # status reads the directories of so many tasks of an array
+_MAX_TASKS = 8  # the most tasks of an array whose directories `status` reads
 
 
 KILL_ADVICE = "scancel JOBID"
@@ -67,7 +67,7 @@ class JobAccess(NamedTuple):
 
 @contextlib.contextmanager
 def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
-    """Yield a function that asks for the status at each call. Both raise TargetUnavailableError."""
+    """Yield a function that asks for the status at each call. This and the function raise TargetUnavailableError."""
     with _access(following) as access:
         yield functools.partial(_status, access)
 

@@ -21,7 +21,7 @@ RUNNING = frozenset([
     "COMPLETING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT",
     "STOPPED", "SUSPENDED", "UPDATE_DB",
 ])  # fmt: skip
-# train/launch/slurm/job.py has the same.
+# train/launch/slurm/job.py has the same set.
 ENDED = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
@@ -58,7 +58,7 @@ class QueuedJob(NamedTuple):
 
     @property
     def has_known_state(self) -> bool:
-        """True if the state is one of WAITING, RUNNING and OVER."""
+        """True if the state is one of WAITING, RUNNING and ENDED."""
         return self.state in WAITING | RUNNING | ENDED
 
     @property
@@ -94,8 +94,8 @@ def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
     """Take jobs that have not begun out of the queue, and leave running ones alone.
 
     The waiting tasks of an array have the id `59_0-7%2`; scancel takes the array's number for them. A single task has
-    the id `59_3`; there --state=PENDING would cancel all that wait (Slurm 22.05). If the task begins at that moment,
-    scancel stops it cleanly.
+    the id `59_3`. With such an id, --state=PENDING would cancel all tasks that wait (Slurm 22.05). If the task begins
+    at that moment, scancel stops it cleanly.
     """
     job_ids = dict.fromkeys(
         n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids

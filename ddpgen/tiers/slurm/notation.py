@@ -1,6 +1,6 @@
 """Slurm's notations for lists of nodes, array indices and dependencies, as kinds of value. Pure.
 
-Owns the characters that an `#SBATCH` line may have. It is not bash: sbatch removes backslashes even between
+Owns the characters that an `#SBATCH` line may have. Such a line is not bash: sbatch removes backslashes even between
 single quotes, and takes `#` for a comment. Source: sbatch(1).
 """
 

@@ -25,7 +25,7 @@ def control_machine(
 def machine(
     login: str | None, base: str, login_base: str, ssh_options: Sequence[str]
 ) -> Iterator[Machine]:
-    """Yield the login node, else this machine; `base` and `login_base` hold the bundles on either."""
+    """Yield the login node, else this machine. `login_base` holds the bundles on the former, `base` on the latter."""
     if login is None:
         yield Machine(base)
         return

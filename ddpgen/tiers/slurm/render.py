@@ -78,7 +78,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
 
 
 def _nodes(job: SlurmJob) -> Iterator[Conflict]:
-    """Yield the faults of `nodelist`, in which sbatch sees nodes that the job needs, all at once."""
+    """Yield the faults of `nodelist`. To sbatch these are nodes that each start needs, all of them at once."""
     needed = node_names(job.nodelist or "")
     if len(needed) > job.nodes:
         problem = (
@@ -180,10 +180,10 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 
 
 def _container(container: Container) -> Iterator[Conflict]:
-    """Yield the words for the container's runtime that it would refuse."""
+    """Yield a conflict for each mount and each option that the container's runtime would refuse."""
     for i, mount in enumerate(container.mounts):
         _, *rest = mount.split(":")
-        # More than one mount, or options with a comma: the runtime's own.
+        # A comma separates several mounts or options. The runtime itself judges these.
         if rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/")):
             problem = f"{show(mount)} is no mount: the target is an absolute path"
             fields = (f"environment.container.mounts[{i}]", "environment.container.mounts")

@@ -131,7 +131,8 @@ def _options(job: SlurmJob, warning: int | None, tasks: Mapping[str, int]) -> li
 def _measured_warning(machine: Machine, job: SlurmJob) -> int | None:
     """Return the seconds before the time limit at which to stop, from the times of earlier starts.
 
-    None if the spec sets them, if no times are on record, or if they are more than half of the limit.
+    Returns None for an array, and if the spec sets the warning or its times. Returns None, too, if no times are on
+    record, or if the warning would be more than half of the time limit.
     """
     if job.indices or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
         return None
