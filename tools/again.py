@@ -1,8 +1,8 @@
-"""`python tools/again.py`: run the tests that failed once more, one at a time, if all of them are real.
+"""`python tools/again.py`: run the failed tests again, one at a time, if all of them are real.
 
 For CI (.ci/run), after a run of pytest that failed: a real engine on a busy machine may miss a test's
-deadline once. What passes now is named as "passed only alone"; what fails again, or does not start a real
-engine, is a failure.
+deadline once. A test that passes now is listed as "passed only alone". A test that fails again, or that does not
+start a real engine, is a failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 class Again:
-    """Lets only real tests through, and names those that pass."""
+    """A plugin of pytest: runs the failed tests only if all of them are real, and lists those that pass."""
 
     def __init__(self, failed: set[str]) -> None:
         self._failed = failed
@@ -51,7 +51,7 @@ def main() -> int:
         print("again.py: it was not a test that failed", file=sys.stderr)
         return 1
     failed = set(json.loads(FAILED.read_text()))
-    # A run without tests ends with an exit code of its own, which is a failure here like any other.
+    # A run without tests ends with an exit code of its own, which is not 0 and so a failure.
     return pytest.main(["--last-failed"], plugins=[Again(failed)])
 
 

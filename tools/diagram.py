@@ -1,7 +1,7 @@
 """`make pictures`: docs/diagram.svg, a spec that becomes a bundle, and the bundle's start on each tier.
 
 The files in the picture are those of real bundles. Its colours are readable on a light page and on a dark one, and its
-letters on a phone. `--check` fails when it is not current.
+letters on a phone. `--check` fails if the file is not current.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/diagram.svg"
 
-# The file of the bundle that starts the job, the tier, and its way to its machines.
+# For each tier: the file of the bundle that starts the job, the tier, the program that starts it there, the machines.
 TIERS = [
     ("local.sh", "local", "torchrun", "this machine"),
     ("hosts/", "hosts", "ssh", "your machines"),

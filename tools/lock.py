@@ -1,10 +1,9 @@
-"""Write the lock files: the exact version of everything the environments of development hold.
+"""Write the lock files: the exact versions of all packages in the development environments.
 
-Resolves what pyproject.toml asks for with pip and whatever index the user has configured: for
-requirements-dev.lock the package itself and its extras train and dev, for the others the extra of that
-name alone, because SkyPilot brings a hundred packages and pins other versions. Knows no index, and pins
-nothing that depends on hardware: torch's CUDA packages are pinned by torch's own metadata already and are
-absent where torch is the build without CUDA.
+pip resolves the requirements of pyproject.toml from the index that the user has configured.
+requirements-dev.lock has the package itself and its extras train and dev. Each other lock has one extra, because
+SkyPilot brings a hundred packages and pins other versions. No lock pins a package that depends on the hardware:
+torch's own metadata pins its CUDA packages, and a torch without CUDA does not install them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ HEADER = """\
 
 
 def main() -> None:
-    """Resolve, complete for the other Pythons and systems, write the files."""
+    """Resolve each lock, add the packages for other Pythons and systems, and write the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, default=ROOT, help="directory, default: %(default)s")
     into: Path = parser.parse_args().into
@@ -63,7 +62,7 @@ def lock(wanted: str) -> list[str]:
 
 
 def resolve(requirement: str, *options: str) -> dict[str, dict[str, Any]]:
-    """What pip would install into an empty environment: metadata by canonical name."""
+    """Return the packages that pip would install into an empty environment: their metadata, by canonical name."""
     print(f"+ pip resolves {requirement.replace(str(ROOT), '.')}", flush=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
     report = subprocess.run(
@@ -77,12 +76,12 @@ def resolve(requirement: str, *options: str) -> dict[str, dict[str, Any]]:
 
 
 def version(metadata: Mapping[str, Any]) -> str:
-    """The version without its local part: torch 2.13.0+cpu here is 2.13.0 elsewhere."""
+    """Return the version without its local part: torch 2.13.0+cpu here is 2.13.0 on another machine."""
     return Version(metadata["version"]).public
 
 
 def needed_elsewhere(resolved: Mapping[str, Mapping[str, Any]]) -> dict[str, Marker]:
-    """Packages that some supported Python or system needs and this one does not, with the reason."""
+    """Return the packages that another supported Python or system needs, each with the marker that asks for it."""
     needed = {}
     for metadata in resolved.values():
         for requirement in map(Requirement, metadata.get("requires_dist", [])):
@@ -102,7 +101,7 @@ def supported_environments() -> Iterator[dict[str, str]]:
         yield default_environment() | {
             "extra": "",
             "python_version": python,
-            "python_full_version": f"{python}.9",  # its first releases nobody runs
+            "python_full_version": f"{python}.9",  # nobody runs its first releases
             "platform_system": system,
             "sys_platform": platform,
         }

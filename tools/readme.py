@@ -1,6 +1,6 @@
-"""Put the real spec and the real script into README.md, between the lines that say where from.
+"""Put the real spec and the real script into README.md, into the blocks that name their files.
 
-`python tools/readme.py` rewrites README.md; `--check` fails when it is not current.
+`python tools/readme.py` rewrites README.md; `--check` fails if README.md is not current.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def current(text: str) -> str:
-    """README's text with every `<!-- from FILE -->` block filled in anew."""
+    """Return README's text with the current content in each `<!-- from FILE -->` block."""
     return re.sub(
         r"(<!-- from (\S+) -->\n```(\w+)\n).*?(```\n)",
         lambda m: m[1] + excerpt(m[2]) + m[4],

@@ -55,7 +55,7 @@ class Screen:
         self.add(Text.assemble(("$ ", "green"), (command, "bold"), (note, "cyan")))
 
     def printed(self, line: str) -> None:
-        """Add a line of output as the terminal has it in the end, or `…` for lines that are left out."""
+        """Add a line of output as the terminal shows it in the end, or `…` for lines that are left out."""
         line = line.rstrip("\r").rpartition("\r\x1b[2K")[2].replace(self._directory, "")
         if SHOWN.match(line):
             self.add(Text(line.replace(f" on {socket.gethostname()} ", " on desk ")))
@@ -131,7 +131,7 @@ def read(reader: int) -> Iterator[str]:
     try:
         while data := os.read(reader, 4096):
             yield decoder.decode(data)
-    except OSError:  # Linux says so at the end
+    except OSError:  # Linux raises it at the terminal's end
         pass
     finally:
         os.close(reader)

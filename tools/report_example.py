@@ -34,7 +34,7 @@ def main() -> None:
         job.end()
         job = Job(bundle)
         job.until_step(320)
-        # As the supervisors of the other tiers do on a notice; here a signal would be the user's.
+        # On a notice, the supervisors of other tiers write this file. On local, a signal would count as the user's.
         create_stop_file(kept / "stop", f"{PREEMPTED}: the scheduler takes this machine back")
         expect(job, EXIT_STOPPED)
         expect(Job(bundle), 0)

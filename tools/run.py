@@ -1,7 +1,7 @@
 """`python tools/run.py SCRIPT`: run a bundle's local.sh as `make run` does.
 
-A job that was asked to stop and did is no error of make, so its exit code 75 becomes 0 here. The job
-is asked to stop however this process is ended, and waited for.
+A job that stopped because it was asked to is no error of make, so its exit code 75 becomes 0 here. However this process
+is ended, the job is asked to stop. Unless it was killed, this process waits for the job's end.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _AGAIN = (
 def main(script: str) -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
-    )  # until there is a job: end here, with no traceback
+    )  # until the job has started, Ctrl-C ends this process without a traceback
     processes.die_with_parent(signal.SIGTERM)
     job = subprocess.Popen(
         ["bash", script],
         preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM),  # noqa: PLW1509 (one thread)
     )
-    # A terminal's Ctrl-C and hang-up reach the job by themselves; make's SIGTERM comes here alone.
+    # A terminal's Ctrl-C and hang-up reach the job by themselves. make's SIGTERM comes only to this process.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())
