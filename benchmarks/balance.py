@@ -2,9 +2,10 @@
 
     python benchmarks/balance.py [--blocks 3] [--processes 2]
 
-Three jobs take turns, a launch each. In the first both processes compute at full speed. In the second rank 0 computes at
-half speed with the even split, in the third with share: auto. A micro-batch is a pause of --seconds, and of twice as long on the slow rank, so that other work on
-this machine changes the figures little. The last job's rank 0 is at full speed again after step 40.
+Three jobs take turns, a launch each. In the first job both processes compute at full speed. In the second job rank 0
+computes at half speed with the even split, in the third job with share: auto. A micro-batch is a pause of --seconds,
+and of twice as long on the slow rank, so that other work on this machine changes the figures little. In the third job,
+rank 0 is at full speed again after step 40.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def measure(name: str, processes: int, seconds: float) -> dict[str, Any]:
-    """Run one job. Returns the median seconds of the steps while the slow rank is slow, and the changes."""
+    """Run one job. Return the median seconds of the steps while the slow rank is slow, the changes and the weights."""
     until, more = JOBS[name]
     with tempfile.TemporaryDirectory() as directory:
         workload = Path(directory, "paced.py")

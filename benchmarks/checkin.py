@@ -1,12 +1,12 @@
 """How long N hosts take to check in: simulated clients against a real head, in a process of its own.
 
-A client here is one connection that says what a healthy host says, when it says it; all of them live
-in this one process, and so share one core. What they do not do is probe each other: that work is
-spread over N machines, and would all fall on this one. The head does its own part in full, its own
-probes and the comparison of all reports included. Taken per N: from the first attempt to the last
-client that may go on, and the head's own time (from its start) and peak memory.
+A client is one connection that sends the messages of a healthy host, when such a host sends them. All clients live
+in this process, and so share one core. They do not probe each other, because in a real launch this work is spread
+over N machines, and here one machine would do all of it. The head does its own part in full, including its own
+probes and the comparison of all reports. Measured for each N: the time from the first attempt until the last client
+may go on, and the head's own time (from its start) and peak memory.
 
-Exits with 0 when every launch went on, whatever the figures; judging them is the reader's task.
+Exits with 0 if every launch went on, whatever the figures. The reader judges them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def figures(count: int, runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The median of what is timed, the worst of what is used."""
+    """Return the medians of the times, the largest peak memory and the number of failed runs."""
     return {
         "hosts": count,
         "runs": len(runs),
@@ -113,7 +113,7 @@ def line(of: dict[str, Any]) -> str:
 
 
 def be_head(count: int, port: int) -> int:
-    """A real head in this process; prints what it took."""
+    """Run a real head in this process, and print its time, processor time and memory."""
     settings = settings_of(0, count, port)
     outcome = meet(
         settings,
@@ -147,10 +147,10 @@ def name_of(rank: int) -> str:
 
 
 def report_of(settings: Settings) -> Report:
-    """Of a host with an address and a machine of its own."""
+    """Return the report of a host that has an address and a machine of its own."""
     rank = settings.node_rank
     facts = {**FACTS, "machine": f"{rank:032x}"}
-    # All are on one loopback network; so the head can probe those who are its neighbours.
+    # All hosts are on one loopback network, so that the head can probe its neighbours.
     address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
     return Report.from_settings(
         settings, (), nic="eth0", address=address, prefix=8, first_address=address, resolved=HOST, facts=facts
@@ -161,7 +161,7 @@ def report_of(settings: Settings) -> Report:
 
 
 def measure(count: int, port: int) -> dict[str, float]:
-    """One launch of `count` hosts. Raises TimeoutExpired or CalledProcessError when the head fails."""
+    """Measure one launch of `count` hosts. Raises TimeoutExpired or ValueError if the head fails."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     command = [sys.executable, __file__, "--head", str(count), str(port)]
@@ -173,7 +173,7 @@ def measure(count: int, port: int) -> dict[str, float]:
 
 
 class Clients:
-    """All of them in one loop, each answering at once. `_greeted`: the token of the launch."""
+    """All clients in one loop, which answers each message at once. `_greeted`: tokens of the launch."""
 
     def __init__(self, count: int, port: int) -> None:
         self._ranks = range(1, count)
@@ -195,7 +195,7 @@ class Clients:
             key.data.sock.close()
 
     def run(self) -> float:
-        """Seconds from the first attempt until the last of them may go on, or is sent away."""
+        """Return the seconds from the first attempt until the last client may go on, or is sent away."""
         probes = self._probes.get()
         while not self._listens():
             time.sleep(0.02)
@@ -226,7 +226,7 @@ class Clients:
             client.sock.close()
 
     async def _be_probed(self) -> None:
-        """Where the head finds its neighbours, in a thread of its own."""
+        """Answer the head's probes of its neighbours, in a thread of its own."""
 
         async def answer(conn: Conn) -> None:
             conn.send("identity")
@@ -241,7 +241,7 @@ class Clients:
 
 
 class Client:
-    """A healthy one."""
+    """A healthy client."""
 
     def __init__(self, settings: Settings, probes: int) -> None:
         self.sock = socket.socket()
@@ -250,7 +250,7 @@ class Client:
         self._rest = b""
 
     def hear(self) -> bool:
-        """Answer what has come; whether more is to come."""
+        """Answer the messages that have come. Return False if no more will come."""
         data = self.sock.recv(1 << 18)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for each in lines:

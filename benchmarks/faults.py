@@ -1,14 +1,14 @@
-"""What plain torchrun says of a launch that cannot work, and after how long.
+"""How plain torchrun reports a launch that cannot work, and after how many seconds.
 
-Every case brings up hosts of its own (tests/real/rig), does to them what the name says, and starts
-`torchrun` there as its documentation has it, with a script that joins the group, adds up one tensor
-of a megabyte and saves it. Written down are the lines that tell of a fault, host by host, in seconds
-after the last host was started, and who was still waiting when the time was up. Which of the lines
-names the cause is decided here by a pattern: a reader may judge otherwise, so the JSON has them all.
-docs/preflight.md shows the result beside what the preflight says of the same faults.
+Every case brings up hosts of its own (tests/real/rig), makes the fault of its name, and starts `torchrun` as
+torchrun's documentation shows. The script joins the group, adds up one tensor of a megabyte and saves it. The
+benchmark records the lines of each host that tell of a fault, with the seconds since the start of the last host. It
+also records if a host was still waiting at the end of the time. A pattern decides if a line names the cause. A reader
+may judge otherwise, so the JSON has all lines. docs/preflight.md shows the result next to the preflight's report of
+the same faults.
 
-It mostly waits, for 18 minutes, so only --run starts it; and it needs root, as the rig does. Without
-either it says so and measures nothing. GPU faults are not among them.
+The benchmark mostly waits, for 18 minutes, so it measures only with --run. It needs root, as the rig does. Without
+--run or root it prints the reason and measures nothing. There are no GPU faults.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.real.preflight import (  # noqa: E402 - the checkout, put there above
 from tests.real.rig import Host, Machine, Rig, unavailable  # noqa: E402
 
 CAP_S = 180.0
-# Cases mostly wait; but importing torch is work, and two cores can do so much of it at a time.
+# Cases mostly wait. But importing torch is work for two cores, so few cases run at once and their starts are apart.
 AT_ONCE, APART_S = 6, 8.0
 PORT = 29500
 JOB = """
@@ -56,7 +56,7 @@ torch.save(batch, os.environ.get("CHECKPOINT", "checkpoint.pt"))
 print(f"ok {int(batch[0])}", flush=True)
 dist.destroy_process_group()
 """
-# Shifts what Python tells of the time; namespaces cannot.
+# Shifts the clock in Python, because namespaces cannot shift a machine's clock.
 SHIFT_S = 60
 CLOCK = f"""
 import datetime, time
@@ -82,7 +82,7 @@ TELLING = re.compile(
     r"|unreachable|mismatch|^ok ",
     re.IGNORECASE,
 )
-# Frames of a traceback, and the summary that torchrun prints whatever happened.
+# Frames of a traceback, and the summary that torchrun prints after every failure.
 NOISE = re.compile(
     r"^\s+File |^\s+raise |^\s+\w+ = |frame #|error_file|https?://|Exception raised from"
     r"|client socket cannot be retrieved|ChildFailedError|FAILED|Failures:|NO_OTHER_FAILURES"
@@ -98,7 +98,7 @@ def close_other_ports(rig: Rig) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """How one host starts torchrun; what is empty here is as in the others."""
+    """How one host starts torchrun. The defaults are those of a host without a fault."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     before: str = ""
@@ -110,9 +110,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault: which hosts there are, what is done to them, and how the launch differs for it.
+    """A fault: its hosts, the change to them, and the differences of the launch.
 
-    `names`: a pattern for lines that name the cause to who knows what they mean.
+    `names`: a pattern for the lines that name the cause to a reader who understands them.
     """
 
     fault: str
@@ -127,7 +127,7 @@ class Case:
 
 
 def started(machine: Machine, line: str, env: Mapping[str, str]) -> Terminal:
-    """torchrun on one host: what it says and when."""
+    """Start torchrun on one host, and return its output with times."""
     return Terminal(machine, ["bash", "-c", line], env={"OMP_NUM_THREADS": "1", **env})
 
 
@@ -146,7 +146,7 @@ def result(terminal: Terminal, zero: float) -> dict[str, Any]:
 
 
 def trimmed(line: str) -> str:
-    """Without what differs from run to run: times, process ids, directories, C++ frames."""
+    """Return a line without the parts that differ from run to run: times, process ids, directories, C++ files."""
     line = re.sub(r"^\[rank\d+\]:|^[IWE]\d{4} [\d:.]+ \d+ \S+\]? ?", "", line.strip()).strip()
     line = re.sub(r"^\[[WEI]\d+ [\d:.]+ (\S+\.cpp):\d+\]", "", line).strip()
     line = re.sub(r"/\S*/((?:site-packages|gloo|bin)/)", r"…/\1", line)
@@ -160,7 +160,7 @@ def listen(rig: Rig) -> None:
 
 
 def earlier_run(rig: Rig) -> None:
-    """One of two hosts was left running: its torchrun waits for the other to this day."""
+    """Leave one of two hosts of an earlier run running: its torchrun still waits for the other."""
     machine = rig["desk"]
     left = started(machine, command(machine, Start(), 2, Case("", "")), {})
     while not has_connection(machine):
@@ -470,7 +470,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def judged(case: Case, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The first line that names the cause, the first that tells of trouble, and who hangs."""
+    """Return the first line that names the cause, the first that tells of trouble, and the hosts that hang."""
     said = sorted(
         (each["s"], name, each["line"]) for name, of in hosts.items() for each in of["said"]
     )

@@ -1,12 +1,12 @@
 """Goodput against the interval between checkpoints: a training that loses its machine again and again.
 
-A scale model, in seconds instead of hours. Each interval gets the same losses, drawn beforehand with
-the mean M: at each one the process is killed and the machine's checkpoint directory deleted, and the next
-start goes on from the store. Goodput is the steps done at the end, times what a step takes when nothing
-disturbs it, over the time that went by. Beside it stands what the arithmetic of docs/numbers.md says for the
-C and R that were measured: from uploads that stop everything to uploads that cost nothing.
+A scale model, in seconds instead of hours. Each interval gets the same losses, drawn in advance with the mean M. At
+each loss the process is killed and the machine's checkpoint directory deleted, and the next start goes on from the
+store. Goodput is the number of steps done at the end, times the seconds of an undisturbed step, over the time that went
+by. The table also has the goodput by the arithmetic of docs/numbers.md for the measured C and R. The lower figure holds
+if uploads stop the training, the upper figure if uploads cost nothing.
 
-Exits with 0 when everything ran, whatever the figures.
+Exits with 0 if everything ran, whatever the figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from train.checkpoint.checkpointer import best_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Some 120 MB of weights and moments, so that a checkpoint takes its time.
+# Some 120 MB of weights and moments, so that a checkpoint takes a while.
 MODEL = ("features=1000", "hidden=10000")
 END = 1_000_000
 LEAST_S = 2.0
@@ -59,7 +59,7 @@ def main() -> int:
             losses = drawn(options.seed + turn, options.mean, options.seconds)
             for (
                 interval
-            ) in intervals:  # interleaved: what disturbs the machine disturbs all of them
+            ) in intervals:  # interleaved, so that other work on the machine disturbs all intervals
                 shutil.rmtree(place, ignore_errors=True)
                 done, elapsed = lived(place, interval, losses, options.seconds)
                 measured[interval].append(done * step_s / elapsed)
@@ -93,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def drawn(seed: int, mean_s: float, until_s: float) -> list[float]:
-    """When, since the start of the whole, the machine is lost."""
+    """Return the times since the first start at which the machine is lost."""
     chance = random.Random(seed)
     losses: list[float] = []
     at = chance.expovariate(1 / mean_s)
@@ -114,7 +114,7 @@ def start(place: Path, interval_s: float) -> subprocess.Popen[bytes]:
 
 
 def lived(place: Path, interval_s: float, losses: list[float], seconds: float) -> tuple[int, float]:
-    """The steps that were done, and in how many seconds."""
+    """Train for `seconds` with these losses. Return the steps that are done, and the seconds that have gone by."""
     began = time.monotonic()
     for until in [*losses, seconds]:
         process = start(place, interval_s)
@@ -130,7 +130,7 @@ def lived(place: Path, interval_s: float, losses: list[float], seconds: float) -
 
 
 def rows_of(place: Path) -> list[dict[str, Any]]:
-    """What the run has said of its steps so far."""
+    """Return the rows of the steps that the run has recorded so far."""
     with contextlib.suppress(FileNotFoundError):
         lines = (place / "machine/metrics.jsonl").read_text().splitlines(keepends=True)
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -139,7 +139,7 @@ def rows_of(place: Path) -> list[dict[str, Any]]:
 
 
 def calibrated(place: Path) -> tuple[float, float, float]:
-    """Seconds that a step, a checkpoint until it is in the store, and a start take."""
+    """Return the seconds of a step, of a checkpoint until it is in the store, and of a start."""
 
     step_s = undisturbed(place)
     with running(place, 1.0) as began:
@@ -157,7 +157,7 @@ def calibrated(place: Path) -> tuple[float, float, float]:
 
 
 def undisturbed(place: Path) -> float:
-    """Seconds a step, with no loss and no checkpoint."""
+    """Return the seconds of a step without a loss and without a checkpoint."""
     with running(place, 3600.0) as began:
         times = [each["time"] for each in rows_since(place, began, 110)][10:]
     shutil.rmtree(place)

@@ -1,12 +1,12 @@
-"""What the heartbeats of a large job cost: bytes a second at the store, and processor time of a look.
+"""The cost of the heartbeats of a large job: bytes a second at the store, and processor time of a look.
 
-A simulation: the store is a dictionary that counts what goes in and out, one process of each kind (rank 0,
-the first process of another host) is real, the others are multiplied. Every beat is of a rank that waits in
-an exchange, with a stack. Compared are all hosts reading all beats, as a small job does it at any size, and
-what the job does.
+A simulation: the store is a dictionary that counts the bytes in and out. One process of each kind (rank 0, and the
+first process of another host) is real, and its cost counts for all processes of the kind. Every beat is of a rank that
+waits in an exchange, with a stack. Two ways are compared: all hosts read all beats, as in a small job, and the way of
+a job of this size.
 
-  B/s       at the store: beats that are put, and what all hosts read, once every `look` seconds
-  rank 0    processor time of one look of rank 0; elsewhere: of another host's
+  B/s       at the store: beats that are put, and beats that all hosts read once every `look` seconds
+  rank 0    processor time of one look of rank 0; elsewhere: of another host's look
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What `ddpgen predict` says of a step over a slow link, against what the step takes there.
+"""The time that `ddpgen predict` gives for a step over a slow link, against the measured time.
 
-The hosts are those of the rig, one process each, on links of a known rate: a gpt of 25 million parameters, 102 MB
-of gradients a step. As a user would, the script takes the compute time of a step from a run on links as fast as they
-go, with as many processes on this machine, and the efficiency from `ddpgen probe` on the slow link: the bus bandwidth
-of the job's reduction at the largest size, over the rate.
+The hosts are those of the rig, one process each, on links of a known rate. The job is a gpt of 25 million parameters,
+with 102 MB of gradients a step. As a user would, the script takes the compute time of a step from a run with as many
+processes on links without a limit. It takes the efficiency from `ddpgen probe` on the slow link: the bus bandwidth of
+the job's reduction at the largest size, over the rate.
 
-Needs what the rig needs (root, Linux), room for some GB in TMPDIR (/dev/shm), and a machine with nothing else to do.
-Exits with 0 when everything ran, whatever the figures.
+Needs root and Linux, as the rig does, some GB of room in TMPDIR (/dev/shm), and a machine with nothing else to do.
+Exits with 0 if everything ran, whatever the figures.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(rig: Rig, place: Path, steps: int) -> list[dict[str, Any]]:
-    """Train over these hosts; the rows of all ranks' times, without the first ones."""
+    """Train on these hosts. Return the rows of all ranks' times, without the first steps."""
     names = [host.name for host in rig]
     train = {
         "workload": "gpt", "args": GPT, "steps": steps, "log_every": "1 steps", "lr": 0.01,
@@ -83,7 +83,7 @@ def compare(
 ) -> dict[str, Any]:
     """Probe the link and predict the step of the job in `place`."""
     found = json.loads(ddpgen(rig, place, "probe", "job.yaml", "--target", "hosts", "--json"))
-    # Two ranks with a micro-batch each take DDP's own all-reduce.
+    # Two ranks with one micro-batch each take DDP's own all-reduce.
     kind = "tree" if found["processes"] > 2 else "all-reduce"
     bus = [c["bus_bandwidth"] for c in found["collectives"] if c["kind"] == kind][-1]
     efficiency = min(1.0, round(bus * 8 / (rate * 1e6), 3))

@@ -1,16 +1,16 @@
-"""What a healthy preflight costs before a launch, on 2 to 8 hosts of the rig, against bare interpreters.
+"""The cost of a healthy preflight before a launch, on 2 to 8 hosts of the rig, against bare interpreters.
 
-Every round runs the preflight on each host as a launch does, in two ways, and
-a bare interpreter before it as the floor. All hosts share the processors of this machine, which hosts
-on machines of their own do not, so the two ways are the two sides of the truth:
+Every round first runs a bare interpreter on each host, as the floor, and then the preflight as a launch does, in two
+ways. All hosts share the processors of this machine. Real hosts have processors of their own, so the cost of a real
+launch lies between the figures of the two ways:
 
-- apart: a host every 0.4 s, and the time from the last one's start to the last end. The others' start
-  is over by then, as it would be on processors of their own; checks of the ways are still shared.
-- at once: all hosts at the same moment, and the time from the first start to the last end.
+- apart: one host starts every 0.4 s. The figure is the time from the last start to the last end. By then the start
+  of the other hosts is over, as on processors of their own, but the checks of links still share the processors.
+- at once: all hosts start at the same moment. The figure is the time from the first start to the last end.
 
-Needs what the rig needs (root, Linux).
+Needs root and Linux, as the rig does.
 
-Exits with 0 when everything ran and nothing was found, whatever the figures.
+Exits with 0 if everything ran and the preflight found nothing, whatever the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PORT = 29500
 TIMEOUT_S = 60
 APART_S = 0.4
-# As a bundle's second start has it: compiled.
+# The modules are compiled, as at a bundle's second start.
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": "/tmp/pycache"}
 
 
@@ -60,7 +60,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(rig: Rig, names: Sequence[str], rounds: int) -> dict[str, object]:
-    """The seconds of each round."""
+    """Return the seconds of each round."""
     bare, apart, at_once = list[float](), list[float](), list[float]()
     for i in range(rounds + 1):
         figures = [
@@ -77,7 +77,7 @@ def measure(rig: Rig, names: Sequence[str], rounds: int) -> dict[str, object]:
 def together(
     rig: Rig, names: Sequence[str], command: Callable[[str], list[str]], apart_s: float
 ) -> float:
-    """Run it on all hosts; from the start of the last (of the first, if not apart) to the last end."""
+    """Run a command on all hosts. Return the seconds from the last start (from the first, if not apart) to the end."""
     running = list[subprocess.Popen[str]]()
     began = time.perf_counter()
     for name in names:

@@ -1,15 +1,14 @@
 """Cold start of `ddpgen render` against torchx and submitit, and how it grows with the hosts.
 
-Both turn a description of a job into something a scheduler runs, in a fresh process each time, as a
-user types it. torchx is installed from the user's package index into an environment of its own under
-build/bench/. The runs are interleaved (A B C, A B C, …), so that what the machine does meanwhile
-falls on all alike. The floor for us is what importing click, PyYAML and Jinja2 takes. submitit takes
-part where this Python has it (pip install submitit): it turns one job into an sbatch script, in memory.
+Each of them turns the description of a job into a file that a scheduler runs, in a fresh process each time, as a
+user types it. The benchmark installs torchx from the user's package index into an environment of its own under
+build/bench/. The runs are interleaved (A B C, A B C, …), so that other work on the machine disturbs all of them alike.
+Our floor is the import of click, PyYAML and Jinja2. If this Python has submitit (pip install submitit), it takes part
+and turns one job into an sbatch script, in memory.
 
 Then one job is rendered for more and more hosts: twice the hosts, twice the time.
 
-Exits with 0 when everything ran, whatever the figures; judging them is the reader's task, or that of
-a test which reads the JSON.
+Exits with 0 if everything ran, whatever the figures. The reader judges them, or a test that reads the JSON.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ TIMEOUT_S = 120
 
 # Times one command and prints "wall rss rc". It runs under `python -S -E` and imports next to
 # nothing, because Linux counts the memory of the process that forked, from fork to exec, into the
-# child's peak: measured from this program, everything would look at least as large as it is.
-# posix_spawn (vfork) has the same trait; a parent of 8 MB makes it not matter.
+# child's peak: measured from this program, every command would look at least as large as this program.
+# posix_spawn (vfork) has the same trait, but the memory of a parent of 8 MB does not matter.
 STOPWATCH = """
 import os, sys, time
 quiet = os.open(os.devnull, os.O_RDWR)
@@ -102,7 +101,7 @@ class Contestant:
 
 
 def user_environment() -> dict[str, str]:
-    """A user's: nothing that makes Python start faster or slower than it does for them."""
+    """Return the environment without variables that make Python start faster or slower than for a user."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
@@ -146,7 +145,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def torchx_environment(given: Path | None) -> Path:
-    """The folder with torchx' console script, installed first if need be."""
+    """Return the folder with torchx' console script. Install torchx first if necessary."""
     if given:
         return given / "bin"
     prefix = ROOT / "build/bench" / TORCHX.replace("==", "-")
@@ -160,7 +159,7 @@ def torchx_environment(given: Path | None) -> Path:
 
 
 def entries(spec: Path, torchx: Path, scratch: Path) -> list[Contestant]:
-    """Everything that is compared. Each works in a folder of its own, as a user's project."""
+    """Return the commands to compare. Each runs in a folder of its own, like a user's project."""
     ours = console_script()
     folder = {name: scratch / name for name in ("bare", "fresh", "again", "all", "torchx")}
     for path in folder.values():
@@ -198,11 +197,11 @@ def entries(spec: Path, torchx: Path, scratch: Path) -> list[Contestant]:
 
 
 def many_hosts(count: int, scratch: Path) -> dict[str, float]:
-    """The fastest of three renders of one job for so many hosts."""
+    """Return the fastest of three renders of one job for `count` hosts, and the smallest peak memory."""
     folder = scratch / f"hosts-{count}"
     folder.mkdir()
     listed = "".join(f"    - {{name: n{i}, ssh: me@node{i}, nic: eth0}}\n" for i in range(count))
-    # With GPUs, where what `backend: auto` means is asked of every host.
+    # With GPUs, because then `backend: auto` depends on every host.
     (folder / "job.yaml").write_text(
         TRAIN.format(batch=8 * count)
         + "  hosts:\n    gpus_per_node: 8\n    procs_per_node: 8\n    hosts:\n"
@@ -221,7 +220,7 @@ def many_hosts(count: int, scratch: Path) -> dict[str, float]:
 
 
 def console_script() -> str:
-    """The installed `ddpgen`, not `python -m`: what a user types, its start-up code included."""
+    """Return the installed `ddpgen`. A user types this, not `python -m`, so its start-up code counts."""
     beside = Path(sys.executable).with_name("ddpgen")
     found = str(beside) if beside.exists() else shutil.which("ddpgen")
     if not found:
@@ -230,7 +229,7 @@ def console_script() -> str:
 
 
 def interleave(contestants: Sequence[Contestant], runs: int) -> None:
-    """One uncounted round, which fills caches and writes bytecode, then the counted ones."""
+    """Run one uncounted round, which fills caches and writes bytecode, and then the counted rounds."""
     for contestant in contestants:
         contestant.run_once()
         contestant.wall_s.clear()
@@ -245,7 +244,7 @@ def interleave(contestants: Sequence[Contestant], runs: int) -> None:
 
 
 def report(contestants: Sequence[Contestant]) -> dict[str, Any]:
-    """Medians, quartiles, and ours over theirs (below 1 is ours ahead)."""
+    """Return medians, quartiles, and the ratios of our figures to theirs. Below 1, ours are smaller."""
     by_name = {contestant.name: figures_of(contestant) for contestant in contestants}
     ratios = {}
     for ours in ("ddpgen render, first", "ddpgen render, again"):
@@ -283,7 +282,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """For people: milliseconds and mebibytes, quartiles in brackets."""
+    """Return a table for people: milliseconds and mebibytes, quartiles in brackets."""
     setting = f"{figures['machine']}, Python {figures['python']}"
     lines = [
         f"{figures['runs']} interleaved runs of each, median [quartiles]; {setting}",
@@ -301,7 +300,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def scaling_table(scaling: Sequence[dict[str, float]]) -> str:
-    """Each number of hosts, and what one of them costs."""
+    """Return a table with a row for each number of hosts, and the time for one host."""
     lines = [
         "",
         f"{'hosts':>8}{'wall, s':>12}{'peak memory, MiB':>20}{'time for each host, ms':>26}",

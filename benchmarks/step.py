@@ -1,36 +1,36 @@
-"""What a step costs: our loop against a bare DDP loop, the tree against DDP's own all-reduce.
+"""The cost of a step: our loop against a bare DDP loop, the tree against DDP's own all-reduce.
 
 Every contender is set up in the same processes and takes its turn for a block of steps, again and
-again, so a machine whose speed drifts drifts for all of them. Printed are the medians over the
-blocks, their spread, the processor time of rank 0 (all its threads; what else the machine does
-disturbs it less than the wall clock's), and the ratios block by block.
+again, so that a drift in the machine's speed affects all of them. The output has the medians over the
+blocks, their spread, the processor time of rank 0 in all its threads (other work on the machine
+disturbs it less than the wall-clock time), and the ratios block by block.
 
   ours/tree       train/ as a job runs it: metrics row and progress line each step
   ours/allreduce  the same with reduction: allreduce
   bare            a DDP loop written by hand: same model, micro-batches, optimizer and dataset
 
-With --all-on instead, what looks on while a job trains against a job without it; give --seconds 5 or more, as the
-process of the tracker takes the rows a second later:
+With --all-on: a job with everything that observes the training, against a job without it. Give --seconds 5 or more,
+because the process of the tracker takes the rows a second later:
 
   all on          each rank's times and their rows, share: auto, and the tracker tensorboard
-  all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
+  all off         none of them (the bit probe runs before the first step and the report after the last: in no step)
 
-With --digest our loop with the weights hashed every 10 steps (train.digest) against the same without.
+With --digest: our loop with the weights hashed every 10 steps (train.digest), against our loop without it.
 
-With --shard our loop with shard: optimizer against the same without it, with two processes or more:
+With --shard: our loop with shard: optimizer against our loop without it, with two processes or more:
 
   ours/tree       as above
-  ours/shard      each rank updates its own parameters, and then they exchange them
+  ours/shard      each rank updates its own parameters, and then the ranks exchange them
 
-With --cuda on GPU 0, which all processes share (nccl for one process, gloo for more, as NCCL refuses two ranks on a
-card):
+With --cuda: on GPU 0, which all processes share (nccl for one process, gloo for more, because NCCL refuses two ranks on
+one card):
 
   ours/tree       as above, deterministic
   bare            by hand, with torch's own defaults
   bare/exact      by hand, deterministic
 
-With --determinism our loop with determinism: portable against the same with the default. A process takes its kernels
-for good, so each block is a launch of its own.
+With --determinism: our loop with determinism: portable, against our loop with the default. A process chooses its
+kernels only once, so each block is a launch of its own.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def measure_determinism(argv: str, world: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Both settings take turns, a launch of one block each."""
+    """Measure the two settings in turns. Each launch has one block."""
     result: dict[str, Any] = {"ms": {}, "cpu_ms": {}}
     once = argparse.Namespace(blocks=1, seconds=options.seconds, cuda=False)
     for _ in range(options.blocks):
@@ -144,7 +144,7 @@ def measure_determinism(argv: str, world: int, options: argparse.Namespace) -> d
 def measure(
     argv: str, world: int, options: argparse.Namespace, contenders: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Milliseconds a step of each contender, block by block, in one launch."""
+    """Return the milliseconds a step of each contender, block by block, in one launch."""
     batch = next(int(a.split("=")[1]) for a in argv.split() if a.startswith("--global-batch"))
     words = argv.replace("@SHARE", str(batch // world)).split()
     with tempfile.TemporaryDirectory() as directory:
@@ -206,7 +206,7 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     }
     contenders = {name: make[name]() for name in case["contenders"]}
     while "all on" in contenders and not any(directory.glob("on/tensorboard/*")):
-        time.sleep(0.1)  # the tracker imports for seconds
+        time.sleep(0.1)  # the tracker's imports take seconds
     for run in contenders.values():
         run(3)
     began = time.perf_counter()
@@ -229,7 +229,7 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
 
 
 class NoClock(StepClock):
-    """Looks at no time, so that there are no rows of the ranks' times."""
+    """A clock that measures nothing, so that there are no rows of the ranks' times."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -249,7 +249,7 @@ class NoClock(StepClock):
 def ours(
     config: Any, world: Any, directory: Path, clock: StepClock | None = None
 ) -> Callable[[int], None]:
-    """The trainer as a job has it, with its records in `directory`. `clock`: instead of its own."""
+    """Return the loop of a job's trainer, with its records in `directory`. `clock`: instead of the trainer's own."""
     from train.run.lock import Fence, claim
     from train.run.stop import StopRequest
     from train.trainer import Trainer
@@ -286,7 +286,7 @@ def ours(
 
 
 def set_exact(exact: bool, device: Any) -> None:
-    """On a GPU, the versions of operations that repeat their bits, or torch's own defaults."""
+    """On a GPU, choose the operations that repeat their bits, or torch's own defaults."""
     import torch
 
     if device.type == "cuda":
@@ -295,7 +295,7 @@ def set_exact(exact: bool, device: Any) -> None:
 
 
 def finish(device: Any) -> None:
-    """Wait until the GPU has computed what it was given."""
+    """Wait until the GPU has finished all its work."""
     import torch
 
     if device.type == "cuda":
@@ -303,7 +303,7 @@ def finish(device: Any) -> None:
 
 
 def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
-    """What one writes by hand: nothing but DDP, gradient accumulation, clipping and the optimizer."""
+    """Return a loop as a user writes it by hand: only DDP, gradient accumulation, clipping and the optimizer."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -317,7 +317,7 @@ def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
     read = batch_reader(workload.dataset, workload.collate)
     each, mine = config.micro_batch_size, len(trainer.shares.own)
-    # As a sampler would: a shuffled epoch, gone through again and again.
+    # The order of a sampler: one shuffled epoch, again and again.
     order = torch.randperm(len(workload.dataset)).tolist()
     position = 0
 
@@ -345,7 +345,7 @@ def bare(config: Any, world: Any, exact: bool) -> Callable[[int], None]:
 
 
 def evenly(config: Any, world: Any) -> Any:
-    """The micro-batches of each rank."""
+    """Return the micro-batches of each rank."""
     from train.training.data import ranges, shares_by_weight
     from train.training.shares import Shares
 
