@@ -367,7 +367,7 @@ def test_a_dry_run_shows_files_and_commands_and_does_nothing(
 ) -> None:
     monkeypatch.setenv("DDPGEN_SSH", "/bin/false")
     (tmp_path / "my.py").write_text("")
-    hosts = "hosts: [{name: a}, {name: b, ssh: me@b, dir: /data}]"
+    hosts = "hosts: [{name: a}, {name: b, ssh: me@b, dir: /data}, spare], spares: 1"
     spec(f"{GPT}code: my.py\ntargets:\n  local: {{}}\n  hosts: {{{hosts}, ssh_options: [-4]}}\n")
     before = sorted(tmp_path.rglob("*"))
     local = run("launch", "job.yaml", "--target", "local", "--dry-run", "--", "--steps=5", "a b")

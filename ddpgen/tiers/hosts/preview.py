@@ -17,7 +17,7 @@ def lines(listing: str, bundle: Path, arguments: Sequence[str]) -> Iterator[str]
     """
     hosts = plan.read(listing)
     with connections(hosts) as ssh:
-        for host in hosts.hosts:
+        for host in hosts.hosts[: len(hosts.regular)]:
             directory = hosts.bundle(host).removeprefix("./")
             yield f"send {bundle} to {host.ssh}:{directory}"
             steps = [["--install"], list(arguments)] if hosts.locked else [list(arguments)]
