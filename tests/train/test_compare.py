@@ -127,6 +127,13 @@ def test_without_a_known_cause_the_verdict_says_so() -> None:
     )
 
 
+def test_only_a_bit_probe_that_both_runs_have_can_differ() -> None:
+    was, other = origin(environment__bits={"gelu": "a", "sum": "b"}), origin()
+    assert environment_differences(was, other) == environment_differences(other, was) == []
+    found = environment_differences(was, origin(environment__bits={"gelu": "a", "sum": "c"}))
+    assert [str(each) for each in found] == ["the hosts compute other bits in sum"]
+
+
 def test_the_version_of_what_the_code_imports_is_a_cause() -> None:
     files = {"code/model.py": b"import numpy\n"}
     now = origin(environment__distributions={"numpy": "2.3.0", "torch": "2.13.0"}, files=files)

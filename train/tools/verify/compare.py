@@ -289,7 +289,8 @@ def _environments(first: Origin, second: Origin) -> Iterator[Difference]:
         shown = name.removeprefix("distributions.")
         in_use = name != shown and shown.replace("-", "_").lower() in used
         yield from _pairs(Rank.BITS if in_use else Rank.MAY, [name], left, right, shown)
-    operations = [name for name in left if tops[name] == "bits" and left[name] != right.get(name)]
+    probed = [name for name in left if tops[name] == "bits" and name in right]
+    operations = [name for name in probed if left[name] != right[name]]
     if operations:
         names = ", ".join(name.removeprefix("bits.") for name in operations)
         yield Difference(
