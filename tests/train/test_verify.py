@@ -5,10 +5,12 @@ With real runs: tests/real/test_verify.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -228,6 +230,23 @@ def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.M
     assert processes_that_fit(SETTINGS, 2, 4) == 4
     with pytest.raises(Refusal, match=r"--procs=5: .* 4 micro-batches, so 1 to 4"):
         processes_that_fit(SETTINGS, 2, 5)
+
+
+def test_the_gpus_limit_the_processes_and_do_not_ask_for_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(command, "Replay", replay := MagicMock())
+    monkeypatch.setattr(command, "_compare_with_record", lambda *_: None)
+    run(tmp_path, start("a", 0), kept=())
+    environments = {"e": {"device": "NVIDIA H100"}}
+    fit = []
+    for settings in (SETTINGS, {**SETTINGS, "reduction": "allreduce"}):
+        found = dataclasses.replace(record.read_record(tmp_path), environments=environments)
+        part = ReplayRange(0, 10, start("a", 0, settings=settings), [])
+        command._replay(found, part, None, tmp_path)
+        fit.append(replay.call_args.args[-1])
+    assert fit == [4, 2], "as many as micro-batches; with allreduce as many as in the run"
 
 
 def test_the_likely_cause_is_in_the_first_line() -> None:

@@ -234,9 +234,8 @@ def _replay(
         for host in start["hosts"].values()
     ]
     on_gpu = any(each.get("device", "cpu") != "cpu" for each in facts)
-    if on_gpu and procs is None:
-        procs = torch.cuda.device_count() or None
-    procs = processes_that_fit(start["settings"], start["world_size"], procs)
+    gpus = torch.cuda.device_count() if on_gpu else 0
+    procs = processes_that_fit(start["settings"], start["world_size"], procs, gpus)
     flags = library_flags(facts[0]) if facts else {}
     replay = Replay(run_record.directory, parent, start, on_gpu, procs)
     if replay_range.begin:

@@ -199,8 +199,13 @@ def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
         shutil.copyfile(checkpoint / name, target / name)
 
 
-def processes_that_fit(settings: Mapping[str, Any], world_size: int, requested: int | None) -> int:
-    """Return how many processes compute the replay: `requested`, else as many as fit this host. Raises Refusal."""
+def processes_that_fit(
+    settings: Mapping[str, Any], world_size: int, requested: int | None, gpus: int = 0
+) -> int:
+    """Return how many processes compute the replay: `requested`, else as many as fit this host. Raises Refusal.
+
+    `gpus`: how many there are for the replay, 0 if it runs on CPUs.
+    """
     most = int(settings["global_batch_size"]) // int(settings["micro_batch_size"])
     if requested is not None:
         if not 1 <= requested <= most:
@@ -212,4 +217,4 @@ def processes_that_fit(settings: Mapping[str, Any], world_size: int, requested: 
         return world_size
     has_list = hasattr(os, "sched_getaffinity")
     cpus = len(os.sched_getaffinity(0)) if has_list else os.cpu_count() or 1
-    return max(1, min(most, cpus // int(settings["threads"])))
+    return max(1, min(most, gpus or cpus // int(settings["threads"])))
