@@ -108,7 +108,9 @@ def test_steps_of_several_starts_are_one_part_up_to_where_something_else_is_comp
     )  # fmt: skip
 
 
-def test_bundles_that_differ_in_their_launch_only_compute_the_same(tmp_path: Path) -> None:
+def test_bundles_that_differ_in_their_launch_only_compute_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = []
     for script in ("two processes", "three"):
         here = tmp_path / script
@@ -124,7 +126,10 @@ def test_bundles_that_differ_in_their_launch_only_compute_the_same(tmp_path: Pat
         start("c", 20, bundle=names[0]),
     )
     assert names[0] != names[1]
+    read = MagicMock(wraps=record.contents)
+    monkeypatch.setattr(record, "contents", read)
     assert record.replay_range(record.read_record(run(tmp_path, *starts)), 0, 30).border == ""
+    assert read.call_count == 2, "once for each bundle of a start, not for each step"
 
 
 def test_steps_that_no_start_on_record_has_computed_are_not_replayed(tmp_path: Path) -> None:

@@ -143,13 +143,14 @@ def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, i
 def replay_range(record: Record, begin: int, end: int) -> ReplayRange:
     """Return the part of these steps that one replay can compute. Raises TrainError."""
     first: Start | None = None
+    newest: Start = {}
     last, border = begin, ""
     for step in sorted(step for step in record.losses if begin < step <= end):
         if (start := record.starts.get(step)) is None:
             border = f"manifest.json has no entry for the start that computed step {step}"
             break
         first = first or start
-        if why := _change_between(record.directory, first, start):
+        if start is not newest and (why := _change_between(record.directory, first, start)):
             border = f"from step {step} on the run had {why}"
             break
         last, newest = step, start
