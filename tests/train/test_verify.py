@@ -19,7 +19,7 @@ from train.checkpoint.disk import BadCheckpointError
 from train.run import bundle
 from train.run.config import Period, parse
 from train.run.provenance import library_flags
-from train.tools.verify import command, record
+from train.tools.verify import command, record, workplace
 from train.tools.verify.compare import Difference, Rank
 from train.tools.verify.record import ReplayRange
 from train.tools.verify.replay import replayed
@@ -148,7 +148,7 @@ def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
         "--weight=3", "--tracker=wandb", "--eval-every=5", "--profile=2..3", "--data-workers=2",
     ]  # fmt: skip
     was = parse(argv)
-    now = replayed(was, "/again", (10, 15, 20), "gloo")
+    now = replayed(was, "/again", (10, 15, 20), "gloo", 3)
     changed = {name: value for name, value in vars(now).items() if value != getattr(was, name)}
     assert changed == {
         "checkpoint_dir": "/again", "checkpoint_store": "", "checkpoint_every": Period(at=(10, 15, 20)),
@@ -158,7 +158,24 @@ def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
     }  # fmt: skip
     best = parse([*argv, "--best-metric=loss"])
     # A checkpoint remembers the best one.
-    assert replayed(best, "/again", (10, 15, 20), "gloo").eval_every == 5
+    assert replayed(best, "/again", (10, 15, 20), "gloo", 3).eval_every == 5
+
+
+@pytest.mark.parametrize(
+    ("reduction", "processes", "shares"),
+    [("allreduce", 2, (3, 1)), ("allreduce", 3, None), ("tree", 2, None)],
+)
+def test_a_replay_of_an_all_reduce_has_the_shares_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduction: str, processes: int, shares: Any
+) -> None:
+    (tmp_path / "bundle.json").write_text("{}")
+    monkeypatch.setattr(workplace, "unpack", lambda *_: tmp_path)
+    argv = [f"--reduction={reduction}", "--steps=40", "--global-batch-size=8", "--micro-batch-size=2"]  # fmt: skip
+    settings = {**SETTINGS, "reduction": reduction}
+    was = start("a", 0, argv=["--workload=gpt", *argv, "--checkpoint-dir=/run"], settings=settings, shares=[3, 1])  # fmt: skip
+    words = workplace.Replay(tmp_path, tmp_path, was, False, processes)._command([10])
+    recorded = words[words.index("gloo") + 1 :]
+    assert replayed(parse(recorded), "/again", (10,), "gloo", processes).shares == shares
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ the reports about the training. All arguments that decide what is computed stay.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,14 +23,20 @@ def main(argv: Sequence[str]) -> int:
     """
     directory, steps, backend, *recorded = argv
     points = tuple(map(int, steps.split(",")))
-    return worker.work(replayed(parse(recorded), directory, points, backend), recorded)
+    world_size = int(os.environ["WORLD_SIZE"])
+    config = replayed(parse(recorded), directory, points, backend, world_size)
+    return worker.work(config, recorded)
 
 
-def replayed(config: RunConfig, directory: str, points: tuple[int, ...], backend: str) -> RunConfig:
+def replayed(
+    config: RunConfig, directory: str, points: tuple[int, ...], backend: str, world_size: int
+) -> RunConfig:
     """Return the settings of a replay in `directory`, with a checkpoint after each step of `points`.
 
+    An all-reduce adds in the order of the ranks, so it keeps the ranks' shares if there are as many ranks as then.
     A replay evaluates only with train.best, because then a checkpoint holds results of evaluations.
     """
+    shares = config.shares if config.reduction == "allreduce" else None
     return replace(
         config,
         checkpoint_dir=directory,
@@ -40,7 +47,7 @@ def replayed(config: RunConfig, directory: str, points: tuple[int, ...], backend
         until=points[-1],
         backend=backend,
         world_size=None,
-        shares=None,
+        shares=shares if len(shares or ()) == world_size else None,
         weight=Fraction(1),
         balance=False,
         elastic=False,

@@ -154,6 +154,8 @@ class Replay:
         ]  # fmt: skip
         steps = ",".join(map(str, points))
         replay = [str(self.directory), steps, self._backend, *self._start["argv"]]
+        if self._start["settings"]["reduction"] == "allreduce":  # each rank had its own weight
+            replay.append(f"--shares={','.join(map(str, self._start['shares']))}")
         command = [*supervise, "--", *launcher, "--", "replay", "--", *replay]
         return [sys.executable, "-m", "train", *command]
 
