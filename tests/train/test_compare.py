@@ -8,7 +8,9 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +173,15 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     assert tensor_differences(tmp_path / "was.pt", tmp_path / "was.pt") is None
     found = tensor_differences(tmp_path / "was.pt", tmp_path / "now.pt")
     assert str(found) == "b: 2 of 4 elements, by at most 0.5 (and 1 more)"
+
+
+def test_tensors_stay_in_their_files_until_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.ones(4)}, tmp_path / "was.pt")
+    monkeypatch.setattr(torch, "load", load := MagicMock(wraps=torch.load))
+    assert tensor_differences(tmp_path / "was.pt", tmp_path / "was.pt") is None
+    assert [call.kwargs["mmap"] for call in load.call_args_list] == [True, True]
 
 
 def test_bits_count_and_not_values(tmp_path: Path) -> None:

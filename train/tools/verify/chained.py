@@ -146,7 +146,7 @@ def _tensor_names(model: Path) -> Sequence[str]:
 
         from train.checkpoint.disk import unpickle
 
-        state = unpickle(model)
+        state = unpickle(model, mapped=True)
     except Exception:  # noqa: BLE001 - no torch, or whatever torch makes of a damaged file
         return ()
     return [name for name, value in state.items() if isinstance(value, torch.Tensor)]

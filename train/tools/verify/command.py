@@ -314,7 +314,7 @@ def _has_recorded_hash(run_record: Record, step: int, replayed: Path) -> bool:
 
     if step not in run_record.weights:
         return True
-    model = unpickle(step_directory(replayed, step) / "model.pt")
+    model = unpickle(step_directory(replayed, step) / "model.pt", mapped=True)
     return weights_sha256(model) == run_record.weights[step]
 
 
@@ -338,7 +338,7 @@ def _compare_checkpoint(run_record: Record, step: int, replayed: Path) -> tuple[
         step_directory(run_record.directory, step),
         step_directory(replayed, step),
     )
-    model = unpickle(recomputed / "model.pt")
+    model = unpickle(recomputed / "model.pt", mapped=True)
     count = sum(isinstance(value, torch.Tensor) for value in model.values())
     unverified, differences = _verification_error(run_record, step), list[str]()
     for name in _FILES:

@@ -121,7 +121,7 @@ def tensor_differences(first: Path, second: Path) -> TensorDifference | None:
     """
     from train.checkpoint.disk import unpickle
 
-    left, right = dict(_leaves(unpickle(first))), dict(_leaves(unpickle(second)))
+    left, right = (dict(_leaves(unpickle(each, mapped=True))) for each in (first, second))
     names = [*left, *(name for name in right if name not in left)]
     found = [each for name in names if (each := _tensor(name, left, right)) is not None]
     return found[0]._replace(tensors=len(found)) if found else None
