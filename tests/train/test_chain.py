@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -100,8 +102,8 @@ def test_processes_kills_and_stops_leave_the_chain_as_it_is(
     assert froms[1] in (3, 6)
     assert froms[2] == 9
     assert ending(resumed) == ending(undisturbed)
-    assert record.digests_of(resumed) == record.digests_of(undisturbed)
-    assert list(record.digests_of(resumed)) == [2, 4, 6, 8, 10, 12]
+    assert record.read_rows(resumed).digests == record.read_rows(undisturbed).digests
+    assert list(record.read_rows(resumed).digests) == [2, 4, 6, 8, 10, 12]
     chains = [
         {row["step"]: row["chain"] for row in rows_of(place) if row["kind"] == "step"}
         for place in (resumed, undisturbed)
@@ -117,7 +119,7 @@ def test_a_chain_may_begin_and_end_at_any_start(
     assert train("later", "--until=4", digest=False).codes == [0]
     assert train("later", "--until=7").codes == [0]
     later = undisturbed.with_name("later")
-    assert list(record.digests_of(later)) == [6]
+    assert list(record.read_rows(later).digests) == [6]
     assert ending(later)["receipt"] not in (None, ending(undisturbed)["receipt"])
     assert train("later", digest=False).codes == [0]
     assert record.chain_faults(later) == []
@@ -280,43 +282,47 @@ def test_a_start_goes_on_from_the_chain_and_after_an_end() -> None:
     assert faults_of(made, ended)[0].endswith("the end of the start above is missing")
 
 
-def write(path: Path, made: Sequence[dict[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in made))
-    return path
+def write(directory: Path, *parts: Sequence[dict[str, Any]]) -> Path:
+    """A checkpoint directory with these rows. The end of all parts but the last is left out, as after a crash."""
+    directory.mkdir(exist_ok=True)
+    whole = [*itertools.chain(*(part[:-1] for part in parts)), parts[-1][-1]]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in whole))
+    manifest = {"schema": 2, "environments": {}, "starts": [start("a", 0)]}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return directory
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_two_runs_part_where_their_chains_do(tmp_path: Path, times: int) -> None:
     first = write(tmp_path / "a", rows(60))
-    for step in range(2, 61):
-        other = write(tmp_path / "b", rows(60, parted=step, times=times))
-        parting = chained.parting(first, other)
-        assert parting is not None
-        assert [list(losses) for losses in parting.losses] == [[step], [step]]
-    assert chained.parting(first, write(tmp_path / "b", rows(50))) is None, (
-        "they are the same so far"
-    )
-    assert chained.parting(first, write(tmp_path / "b", rows(60, every=5))) is None, "other chains"
-    assert chained.parting(first, write(tmp_path / "b", [rows(60)[0]])) is None
+    for step in range(1, 61, 3):
+        assert diff(first, write(tmp_path / "b", rows(60, parted=step, times=times))).step == step
+    assert diff(first, write(tmp_path / "b", rows(60, times=times))).same
+    ends = diff(first, write(tmp_path / "b", rows(50)))
+    assert (ends.step, ends.same) == (None, False)
+    assert diff(first, write(tmp_path / "b", rows(60, every=5))).same, "other chains"
 
 
-def test_the_search_reads_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, reads = history.read, list[str]()
+@pytest.mark.parametrize("step", [22, 30, 50])
+def test_steps_that_were_done_again_with_other_bits_do_not_count(tmp_path: Path, step: int) -> None:
+    first, other = rows(60), rows(60, parted=step)
+    at = next(n for n, row in enumerate(other) if row["kind"] == "step" and row["step"] == 20)
+    again = {**other[0], "step": 20, "generation": 2, "chain": other[at]["chain"]}
+    before_the_fix = rows(40, parted=21)
+    runs = write(tmp_path / "a", first), write(tmp_path / "b", before_the_fix, [again, *other[at + 1 :]])  # fmt: skip
+    assert diff(*runs).step == step
 
-    def counted(lines: list[str]) -> Iterator[history.Row]:
-        reads.extend(lines)
-        return read(lines)
 
-    monkeypatch.setattr(history, "read", counted)
-    counts = []
-    for steps in (500, 8_000):
-        pair = rows(steps), rows(steps, parted=steps // 3)
-        reads.clear()
-        found = chained.parting(
-            *(write(tmp_path / name, made) for name, made in zip("ab", pair, strict=True))
-        )
-        assert found is not None
-        assert list(found.losses[0]) == [steps // 3]
-        counts.append(len(reads))
-    assert counts[1] < 250
-    assert counts[1] - counts[0] < 100, counts  # four more halvings, of two files
+def test_an_evaluation_before_the_first_other_loss_is_told(tmp_path: Path) -> None:
+    runs = []
+    for name, parted, loss in (("a", 0, 0.5), ("b", 30, 0.25)):
+        evaluated = {"kind": "eval", "step": 20, "time": 1.0, "loss": loss, **KEY}
+        runs.append(write(tmp_path / name, [evaluated, *rows(60, parted=parted)]))
+    assert diff(*runs).verdict.startswith("the evaluations differ at step 20")
+
+
+def test_few_rows_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = write(tmp_path / "a", rows(2_000)), write(tmp_path / "b", rows(2_000, parted=700))
+    monkeypatch.setattr(json, "loads", loads := MagicMock(wraps=json.loads))
+    assert diff(*runs).step == 700
+    assert loads.call_count < 10

@@ -6,7 +6,6 @@ after a crash the steps since the checkpoint are done again. Pure except for loa
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,9 +165,10 @@ def loss_of(row: Row) -> float | None:
 
 def value_of(row: Row, name: str) -> float | None:
     """Return the number that the row has under `name`, or None. JSON has no NaN, so the row holds it as text."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    try:
         return float(row[name])
-    return None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def history(

@@ -1,27 +1,24 @@
 """The chain in metrics.jsonl, read back: rows that are not as they were written, and the first row where two runs part.
 
-Owns both searches. The definition of a link is in run/chain.py. Needs torch only for the name of a tensor.
+The definition of a link is in run/chain.py. Needs torch only for the name of a tensor.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from train.base.files import open_file
 from train.run.chain import TENSOR_HASH_BYTES, Digest, digest_in, first_link, link, receipt
 from train.run.layout import step_directory, steps_on_disk
 from train.tools.report import history
-from train.tools.verify.compare import first_loss_difference
 
-_TAILS = (
-    1 << 12,
-    1 << 16,
-    1 << 20,
-)  # bytes of the end of a file that are searched for its last step
+STEP = '{"kind": "step", "step": '
+"""The beginning of a step's line, before its number."""
+_STEP = re.compile(rf"{re.escape(STEP)}(\d+), ".encode())
 _ENDS = ("done", "stopped")
 
 
@@ -127,17 +124,18 @@ class OtherWeights(NamedTuple):
         return f"{first}{f' (and {more} more)' if more else ''}"
 
 
-def other_weights(first: Digest | None, second: Digest | None) -> OtherWeights | None:
-    """Compare the digests of a step in two runs."""
-    if first is None or second is None or first == second:
+def other_weights(first: Mapping[int, Digest], second: Mapping[int, Digest]) -> OtherWeights | None:
+    """Return the first digests that differ, of a step that both runs have. The digests are by their steps."""
+    step = min((step for step in first if second.get(step, first[step]) != first[step]), default=0)
+    if not step:
         return None
     digits = 2 * TENSOR_HASH_BYTES
     one, other = (
         [tensors[n : n + digits] for n in range(0, len(tensors), digits)]
-        for tensors in (first.tensors, second.tensors)
+        for tensors in (first[step].tensors, second[step].tensors)
     )
     pairs = enumerate(itertools.zip_longest(one, other))
-    return OtherWeights(first.step, [n for n, (a, b) in pairs if a != b], max(len(one), len(other)))
+    return OtherWeights(step, [n for n, (a, b) in pairs if a != b], max(len(one), len(other)))
 
 
 def _tensor_names(model: Path) -> Sequence[str]:
@@ -152,120 +150,28 @@ def _tensor_names(model: Path) -> Sequence[str]:
     return [name for name, value in state.items() if isinstance(value, torch.Tensor)]
 
 
-class Line(NamedTuple):
-    """A row, and the bytes of the file that hold it."""
+def first_other_link(first: Path, second: Path) -> int | None:
+    """Return the first step whose last rows in two metrics.jsonl have other links. Returns None without such a step,
+    and if a step has no link.
 
-    begin: int
-    end: int
-    row: history.Row
-
-    @property
-    def step(self) -> int:
-        return int(self.row["step"])
-
-
-class StepRows:
-    """The step rows with a chain in a metrics.jsonl, by their steps. Reads only the lines that a search looks at.
-
-    After a restart, steps come again with the same bits, so it does not matter which row of a step is found. All methods
-    raise LookupError if there is no such row.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._size = file, os.fstat(file.fileno()).st_size
-
-    def first(self) -> Line:
-        return next(filter(_is_link, self._lines(0)), None) or _nothing()
-
-    def last(self) -> Line:
-        for tail in _TAILS:
-            rows = list(filter(_is_link, self._lines(max(0, self._size - tail))))
-            if rows:
-                return rows[-1]
-        return _nothing()
-
-    def find(self, step: int, low: Line, high: Line) -> Line:
-        """Find a row of `step` between the rows `low` and `high`, or one of these.
-
-        Rows have nearly the same length, so guess where the row would be if all had. Every other guess halves what is
-        left, for files that are otherwise.
-        """
-        if step in (low.step, high.step):
-            return low if step == low.step else high
-        begin, end, halve = low.end, high.begin, False
-        while begin < end:
-            part = 0.5 if halve else (step - low.step - 1.5) / (high.step - low.step)
-            guess, halve = begin + int((end - begin) * max(0.0, part)), not halve
-            line = next(filter(_is_link, self._lines(guess)), None)
-            if line is None or line.begin >= end:
-                end = guess
-            elif line.step == step:
-                return line
-            elif line.step < step:
-                begin, low = line.end, line
-            else:
-                end, high = guess, line
-        return _nothing()
-
-    def _lines(self, offset: int) -> Iterator[Line]:
-        """Yield the whole rows that begin at `offset` or later."""
-        self._file.seek(max(0, offset - 1))
-        end = offset - 1 + len(self._file.readline()) if offset else 0
-        while content := self._file.readline():
-            begin, end = end, end + len(content)
-            for row in history.read([content.decode("utf-8", "replace")]):
-                yield Line(begin, end, row)
-
-
-def _is_link(line: Line) -> bool:
-    return line.row["kind"] == "step" and isinstance(line.row.get("chain"), str)
-
-
-def _nothing() -> NoReturn:
-    raise LookupError
-
-
-class Parting(NamedTuple):
-    """The first step whose link differs in two runs: its loss in each, or the digests in these links if they differ."""
-
-    losses: Sequence[Mapping[int, float]]
-    weights: OtherWeights | None
-
-
-def parting(first: Path, second: Path) -> Parting | None:
-    """Find where two metrics.jsonl part, by their chains, and read few of their rows.
-
-    Returns None if the chains do not say it. Then all rows have to be compared.
+    Equal links prove equal losses and digests, so the rows before this step need not be parsed. Another link proves
+    nothing: the chains may have begun at other steps.
     """
     try:
-        with open_file(first) as one, open_file(second) as other:
-            return _parting(StepRows(one), StepRows(other))
-    except (OSError, LookupError):
+        links, others = _links(first), _links(second)
+    except OSError:
         return None
+    return min(
+        (step for step in links if others.get(step, links[step]) != links[step]), default=None
+    )
 
 
-def _parting(*runs: StepRows) -> Parting | None:
-    lows, highs = [run.first() for run in runs], [run.last() for run in runs]
-
-    def rows_of(step: int) -> list[Line]:
-        return [run.find(step, *ends) for run, *ends in zip(runs, lows, highs, strict=True)]
-
-    begin = rows_of(max(line.step for line in lows))
-    highs = rows_of(min(line.step for line in highs))
-    lows = begin
-    if not _same(lows) or _same(highs):
-        return None
-    while (low := lows[0].step) < (high := highs[0].step) - 1:
-        middle = rows_of((low + high) // 2)
-        lows, highs = (middle, highs) if _same(middle) else (lows, middle)
-    losses = [
-        {line.step: value} for line in highs if (value := history.loss_of(line.row)) is not None
-    ]
-    if first_loss_difference(*losses) is not None:
-        return Parting(losses, None)
-    weights = other_weights(*(digest_in(line.row) for line in highs))
-    return Parting(losses, weights) if weights is not None else None
-
-
-def _same(rows: Sequence[Line]) -> bool:
-    return len({line.row["chain"] for line in rows}) == 1
+def _links(metrics: Path) -> dict[int, bytes]:
+    links = dict[int, bytes]()
+    with open_file(metrics) as lines:
+        for line in lines:
+            if row := _STEP.match(line):
+                _, name, links[int(row[1])] = line.rpartition(b'"chain": ')
+                if not name:
+                    return {}
+    return links

@@ -269,8 +269,8 @@ def _compare_with_record(
     If all tensors of a checkpoint are the same, the losses before it were the same when they were computed. So if one
     on record differs, it was changed later.
     """
-    losses = record.losses_of(record.rows_of(replayed))
-    other = compare.loss_differences(run_record.losses, losses)
+    rows = record.read_rows(replayed)
+    other = compare.loss_differences(run_record.losses, rows.losses)
     tensors, agreed, damages, weights = 0, replay_range.begin, list[Damage](), list[int]()
     for point in sorted({*replay_range.points, replay_range.end}):
         damage: list[Damage] = []
@@ -286,25 +286,18 @@ def _compare_with_record(
             run_record, point, replayed
         ):
             weights.append(point)
-    rows = [step for step in other if step <= agreed]
+    changed = [step for step in other if step <= agreed]
     loss = next((step for step in other if step > agreed), None)
     differences = _differences(run_record, replay_range.start, replayed)
-    compared = len({*run_record.losses} & {*losses})
-    digest = _digest_difference(run_record.directory, replayed)
+    compared = len({*run_record.losses} & {*rows.losses})
+    digest = ""
+    if first := other_weights(run_record.digests, rows.digests):
+        digest = (
+            f"the weights of step {first.step} have another digest, first in {first.name(replayed)}"
+        )
     return Result(
-        replay_range, procs, compared, tensors, loss, damages, differences, rows, weights, digest
+        replay_range, procs, compared, tensors, loss, damages, differences, changed, weights, digest
     )
-
-
-def _digest_difference(recorded: Path, replayed: Path) -> str:
-    """Return the first step whose weights have another digest on record, and the first tensor, in words."""
-    was, now = (record.digests_of(each) for each in (recorded, replayed))
-    for step in sorted({*was} & {*now}):
-        if other := other_weights(was[step], now[step]):
-            return (
-                f"the weights of step {step} have another digest, first in {other.name(replayed)}"
-            )
-    return ""
 
 
 def _has_recorded_hash(run_record: Record, step: int, replayed: Path) -> bool:

@@ -24,7 +24,7 @@ from train.base.files import open_file, read_file, sha256_of
 from train.run import bundle, provenance
 from train.run.layout import MARKER, step_directory, steps_on_disk
 from train.run.metrics import RESERVED, as_json_value
-from train.tools.verify.chained import parting
+from train.tools.verify.chained import first_other_link, other_weights
 from train.tools.verify.compare import (
     LABELS,
     Difference,
@@ -36,7 +36,7 @@ from train.tools.verify.compare import (
     tensor_differences,
     verdict,
 )
-from train.tools.verify.record import losses_of, rows_of
+from train.tools.verify.record import Rows, read_rows
 
 _MODEL = "model.pt"
 _MARKER_BYTES = 1 << 26
@@ -143,8 +143,8 @@ def _kind(path: Path) -> str:
 
 def _runs(a: Path, b: Path) -> Comparison:
     manifests = [provenance.read_manifest(each) for each in (a, b)]
-    chained = parting(a / "metrics.jsonl", b / "metrics.jsonl")
-    losses = chained.losses if chained else [_losses(each) for each in (a, b)]
+    rows = _rows(a, b)
+    losses = [each.losses for each in rows]
     common = losses[0].keys() & losses[1].keys()
     checkpoints = sorted({*steps_on_disk(a)} & {*steps_on_disk(b)})
     if not common and not checkpoints:
@@ -154,8 +154,8 @@ def _runs(a: Path, b: Path) -> Comparison:
     step = first_loss_difference(*losses)
     pairs = ((each, step_directory(a, each), step_directory(b, each)) for each in checkpoints)
     weights = next((found for pair in pairs if (found := _weights(*pair))), None)
-    evaluation = None if chained else _first_evaluation(a, b)
-    digests = chained.weights if chained else None
+    evaluation = _first_evaluation(*rows)
+    digests = other_weights(*(each.digests for each in rows))
     candidates = step, weights and weights.step, evaluation, digests and digests.step
     parted = min((each for each in candidates if each), default=math.inf)
     starts = [_start_of(manifest, parted) for manifest in manifests]
@@ -221,21 +221,25 @@ def _manifests(a: Path, b: Path) -> Comparison:
 # What is read.
 
 
-def _losses(directory: Path) -> dict[int, float]:
+def _rows(a: Path, b: Path) -> list[Rows]:
+    """Return the rows of both runs. If the chains tell the first step that differs, it is the only one in them."""
     try:
-        return losses_of(rows_of(directory))
+        step = first_other_link(a / "metrics.jsonl", b / "metrics.jsonl")
+        if step is not None:
+            rows = [read_rows(each, step) for each in (a, b)]
+            parted = first_loss_difference(*(each.losses for each in rows)) is not None
+            if parted or other_weights(*(each.digests for each in rows)):
+                return rows
+        return [read_rows(each) for each in (a, b)]
     except OSError as error:
-        raise TrainError(
-            f"{directory / 'metrics.jsonl'} cannot be read: {error.strerror}"
-        ) from None
+        raise TrainError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
-def _first_evaluation(a: Path, b: Path) -> int | None:
+def _first_evaluation(a: Rows, b: Rows) -> int | None:
     """Return the first step that both have evaluated with different results, or None."""
-    was, now = (
-        {step: _result(row) for step, row in rows_of(each, "eval").items()} for each in (a, b)
-    )
-    return next((step for step in sorted({*was} & {*now}) if was[step] != now[step]), None)
+    was, now = a.evaluations, b.evaluations
+    both = sorted({*was} & {*now})
+    return next((step for step in both if _result(was[step]) != _result(now[step])), None)
 
 
 def _result(row: Mapping[str, Any]) -> str:

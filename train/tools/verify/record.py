@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.base.errors import EXIT_USAGE, Refusal, TrainError
 from train.base.files import open_text
@@ -21,7 +21,7 @@ from train.run.layout import steps_on_disk
 from train.run.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.run.status import read_status
 from train.tools.report import history
-from train.tools.verify.chained import faults
+from train.tools.verify.chained import STEP, faults
 
 MOST_FAULTS = 3  # one change causes up to three, as the rows after it follow another row
 
@@ -32,6 +32,7 @@ class Record:
 
     `losses`, `starts`: each step's loss and start, from the row that counts. `checkpoint_steps`: those of the checkpoints,
     ascending. `weights`: the hash of the weights at each step at which a start ended.
+    `digests`: see Rows.
     """
 
     directory: Path
@@ -40,6 +41,7 @@ class Record:
     environments: Mapping[str, Mapping[str, Any]]
     checkpoint_steps: Sequence[int]
     weights: Mapping[int, str] = field(default_factory=dict)
+    digests: Mapping[int, Digest] = field(default_factory=dict)
 
     def before(self, step: int) -> int | None:
         """Return the step of the newest checkpoint before `step`, or None."""
@@ -70,35 +72,59 @@ def read_record(directory: Path) -> Record:
         )
     manifest = read_manifest(directory)
     starts = {(start["attempt"], start["generation"]): start for start in manifest["starts"]}
-    rows = rows_of(directory)
-    if not rows:
+    rows = read_rows(directory)
+    if not rows.losses:
         raise TrainError(
             f"{directory / 'metrics.jsonl'} has no losses: nothing that a replay could be compared with; "
             "copy the file from where the run was"
         )
-    of_steps = {
-        step: starts[key]
-        for step, row in rows.items()
-        if (key := (row.get("attempt"), row.get("generation"))) in starts
-    }
-    losses, weights = losses_of(rows), dict[int, str]()
+    of_steps = {step: starts[key] for step, key in rows.starts.items() if key in starts}
+    weights = dict[int, str]()
     for start in manifest["starts"]:
         known = weights_of(start)
         # If a later start did the step again, this hash is of weights that no longer count.
         if known and (last := of_steps.get(known[0])) and last["started"] <= start["started"]:
             weights[known[0]] = known[1]
     kept = steps_on_disk(directory)
-    return Record(directory, losses, of_steps, manifest["environments"], kept, weights)
+    return Record(
+        directory, rows.losses, of_steps, manifest["environments"], kept, weights, rows.digests
+    )
 
 
-def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:
-    """Return, for each step, the row of this kind that counts: the last one. Raises OSError."""
+class Rows(NamedTuple):
+    """The rows that count, by their steps: the last one of each.
+
+    `starts`: attempt and generation of the start that computed the step.
+    """
+
+    losses: Mapping[int, float]
+    starts: Mapping[int, tuple[Any, Any]]
+    evaluations: Mapping[int, history.Row]
+    digests: Mapping[int, Digest]
+
+
+def read_rows(directory: Path, step: int | None = None) -> Rows:
+    """Read metrics.jsonl; without the file there are no rows. Raises OSError.
+
+    `step`: of all steps only this one, in the form in which MetricsLog writes it, because parsing a row takes longest.
+    """
+    losses, starts = dict[int, float | None](), dict[int, tuple[Any, Any]]()
+    evaluations, digests = dict[int, history.Row](), dict[int, Digest]()
+    wanted = ("",) if step is None else (f"{STEP}{step}, ", '{"kind": "eval"')
     with (
         contextlib.suppress(FileNotFoundError),
         open_text(directory / "metrics.jsonl") as lines,
     ):
-        return {row["step"]: row for row in history.read(lines) if row["kind"] == kind}
-    return {}
+        for row in history.read(line for line in lines if line.startswith(wanted)):
+            if row["kind"] == "step":
+                losses[row["step"]] = history.loss_of(row)
+                starts[row["step"]] = row.get("attempt"), row.get("generation")
+            elif row["kind"] == "eval":
+                evaluations[row["step"]] = row
+            if (digest := digest_in(row)) is not None:
+                digests[digest.step] = digest
+    known = {number: loss for number, loss in losses.items() if loss is not None}
+    return Rows(known, starts, evaluations, digests)
 
 
 def chain_faults(directory: Path) -> list[str]:
@@ -106,19 +132,6 @@ def chain_faults(directory: Path) -> list[str]:
     starts = read_manifest(directory)["starts"]
     with open_text(directory / "metrics.jsonl") as lines:
         return list(map(str, itertools.islice(faults(lines, starts), MOST_FAULTS)))
-
-
-def digests_of(directory: Path) -> dict[int, Digest]:
-    """Return the digests in metrics.jsonl by their steps; the last of a step counts. Raises OSError."""
-    with open_text(directory / "metrics.jsonl") as lines:
-        digests = filter(None, map(digest_in, history.read(lines)))
-        return {digest.step: digest for digest in digests}
-
-
-def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
-    """Return the losses in these rows, to the bit."""
-    known = {step: history.loss_of(row) for step, row in rows.items()}
-    return {step: loss for step, loss in known.items() if loss is not None}
 
 
 def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, int]:
