@@ -28,9 +28,7 @@ import torch
 from train.base import typed
 from train.base.files import open_file, read_file, sha256_of
 from train.distributed.sharding import Collected
-from train.run.layout import MARKER, best_step, step_directory, steps_on_disk
-
-_MARKER_BYTES = 1 << 26
+from train.run.layout import MARKER, MOST_MARKER_BYTES, best_step, step_directory, steps_on_disk
 
 
 class BadCheckpointError(Exception):
@@ -78,7 +76,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     Raises BadCheckpointError.
     """
     try:
-        marker = read_file(directory / MARKER, _MARKER_BYTES)
+        marker = read_file(directory / MARKER, MOST_MARKER_BYTES)
     except FileNotFoundError:
         raise BadCheckpointError(f"{MARKER} is missing: the write was never completed") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from train.base import typed
 from train.base.files import read_file
 
 MARKER = "checkpoint.json"
+MOST_MARKER_BYTES = 1 << 26
 BEST = "best.json"  # names the checkpoint of the best evaluation, which retention leaves alone
 _NAME = re.compile(r"step-(\d{9,})")
 

@@ -102,6 +102,11 @@ def parse(content: bytes) -> dict[str, Any]:
     return manifest
 
 
+def key_of(start: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The two values by which an entry of `starts` and a row of metrics.jsonl name a start."""
+    return start.get("attempt"), start.get("generation")
+
+
 def is_start(value: Any) -> bool:
     """True if this has the shape of an entry of `starts`."""
     entry = typed.convert(_Entry, value)
@@ -145,12 +150,11 @@ def merged(starts: Iterable[Start]) -> list[Start]:
 
     A checkpoint may have an older entry than the manifest, so values that one entry lacks come from the other.
     """
-    found: dict[tuple[str, int], Start] = {}
+    found: dict[tuple[Any, Any], Start] = {}
     for start in starts:
-        key = start["attempt"], start["generation"]
-        known = found.get(key, start)
+        known = found.get(key_of(start), start)
         late = {name: each[name] for each in (known, start) for name in _LATE if each.get(name)}
-        found[key] = {**(start if "end" in start else known), **late}
+        found[key_of(start)] = {**(start if "end" in start else known), **late}
     return sorted(found.values(), key=lambda start: float(start["started"]))
 
 

@@ -17,7 +17,7 @@ from train.base import typed
 from train.base.files import open_text
 from train.health.phase import FIRST_STEP, LAUNCHER, PROCESS, STAGES
 from train.run.layout import step_directory, steps_on_disk
-from train.run.provenance import MANIFEST, MOST_BYTES
+from train.run.provenance import MANIFEST, MOST_BYTES, key_of
 from train.run.status import Status, read_status
 
 _ENDS = ("done", "stopped", "left")
@@ -209,7 +209,7 @@ def _steps(rows: Sequence[Row]) -> list[Step]:
     for row in rows:
         if row["kind"] == "step":
             took = None
-            if before is not None and _start_of(before) == _start_of(row):
+            if before is not None and key_of(before) == key_of(row):
                 took = max(0.0, row["time"] - before["time"])
             found.pop(row["step"], None)
             loss = loss_of(row)
@@ -223,9 +223,7 @@ def _steps(rows: Sequence[Row]) -> list[Step]:
 def _recorded_stages(manifest: Mapping[str, Any]) -> dict[tuple[Any, Any], Row]:
     starts = manifest.get("starts")
     known = [each for each in starts if isinstance(each, dict)] if isinstance(starts, list) else []
-    return {
-        _start_of(each): each["stages"] for each in known if isinstance(each.get("stages"), dict)
-    }
+    return {key_of(each): each["stages"] for each in known if isinstance(each.get("stages"), dict)}
 
 
 def _recovery(stages: Row, lost_at: float) -> dict[str, float]:
@@ -269,7 +267,7 @@ def _starts(
         repeated_s = max(0.0, last["time"] - [first, *kept][-1]["time"]) if lost else 0.0
         recovery: dict[str, float] = {}
         if number:
-            recovery = _recovery(stages.get(_start_of(first), {}), groups[number - 1][-1]["time"])
+            recovery = _recovery(stages.get(key_of(first), {}), groups[number - 1][-1]["time"])
         yield Start(
             number + 1, str(first.get("attempt", "")), _integer(first, "generation"), first["time"],
             last["time"], first["step"], reached, _integer(first, "world_size"), end, reason, lost, repeated_s,
@@ -297,10 +295,6 @@ def _shares(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[int]]]:
         counts = row.get("shares")
         if isinstance(counts, list) and all(type(each) is int for each in counts):
             yield row["step"], counts
-
-
-def _start_of(row: Row) -> tuple[Any, Any]:
-    return row.get("attempt"), row.get("generation")
 
 
 def _number(row: Row, name: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from train.base.files import open_file
 from train.run.chain import TENSOR_HASH_BYTES, Digest, digest_in, first_link, link, receipt
 from train.run.layout import step_directory, steps_on_disk
+from train.run.provenance import key_of
 from train.tools.report import history
 
 STEP = '{"kind": "step", "step": '
@@ -57,8 +58,8 @@ class _Chain:
     _key: tuple[Any, Any] = (None, None)
 
     def __init__(self, starts: Sequence[Mapping[str, Any]]) -> None:
-        self._keys = [_key(start) for start in starts]
-        self._receipts = {_key(start): start["receipt"] for start in starts if "receipt" in start}
+        self._keys = [key_of(start) for start in starts]
+        self._receipts = {key_of(start): start["receipt"] for start in starts if "receipt" in start}
         self._links: dict[int, str] = {}
 
     def lacks_its_end(self) -> bool:
@@ -73,11 +74,11 @@ class _Chain:
             yield from self._add(row)
         elif row["kind"] in _ENDS:
             expected = receipt(self.last, self.step, digest_in(row))
-            if self._receipts.pop(_key(row), expected) != expected:
+            if self._receipts.pop(key_of(row), expected) != expected:
                 yield "it and the rows above do not lead to the receipt in manifest.json"
 
     def _begin(self, row: history.Row) -> Iterator[str]:
-        before, self._key = self._key, _key(row)
+        before, self._key = self._key, key_of(row)
         self.last, self.step = str(row.get("chain", "")), row["step"]
         if before in self._receipts:
             yield "the end of the start above is missing"
@@ -98,10 +99,6 @@ class _Chain:
             yield "its loss, its digest or its link in the chain was changed"
         self.last, self.step = written, step
         self._links[step] = written
-
-
-def _key(start: Mapping[str, Any]) -> tuple[Any, Any]:
-    return start.get("attempt"), start.get("generation")
 
 
 class OtherWeights(NamedTuple):

@@ -22,7 +22,7 @@ from train.base.console import plain
 from train.base.errors import EXIT_USAGE, TrainError
 from train.base.files import open_file, read_file, sha256_of
 from train.run import bundle, provenance
-from train.run.layout import MARKER, step_directory, steps_on_disk
+from train.run.layout import MARKER, MOST_MARKER_BYTES, step_directory, steps_on_disk
 from train.run.metrics import RESERVED, as_json_value
 from train.tools.verify.chained import first_other_link, other_weights
 from train.tools.verify.compare import (
@@ -39,7 +39,6 @@ from train.tools.verify.compare import (
 from train.tools.verify.record import Rows, read_rows
 
 _MODEL = "model.pt"
-_MARKER_BYTES = 1 << 26
 _MOST_TEXT = 1000  # characters of a line
 
 
@@ -300,7 +299,7 @@ def _as_written(model: Path) -> bool:
 
 def _marker(checkpoint: Path) -> Mapping[str, Any]:
     try:
-        found = typed.parse(dict, read_file(checkpoint / MARKER, _MARKER_BYTES))
+        found = typed.parse(dict, read_file(checkpoint / MARKER, MOST_MARKER_BYTES))
     except OSError as error:
         raise TrainError(f"{checkpoint / MARKER} cannot be read: {error.strerror}") from None
     if found is None:

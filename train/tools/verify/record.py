@@ -18,7 +18,7 @@ from train.base.files import open_text
 from train.run.bundle import contents
 from train.run.chain import Digest, digest_in
 from train.run.layout import steps_on_disk
-from train.run.provenance import MANIFEST, Start, differences, read_manifest, weights_of
+from train.run.provenance import MANIFEST, Start, differences, key_of, read_manifest, weights_of
 from train.run.status import read_status
 from train.tools.report import history
 from train.tools.verify.chained import STEP, faults
@@ -71,7 +71,7 @@ def read_record(directory: Path) -> Record:
             "is known to nobody else, so nothing can be replayed; two runs of it can be compared by their saves"
         )
     manifest = read_manifest(directory)
-    starts = {(start["attempt"], start["generation"]): start for start in manifest["starts"]}
+    starts = {key_of(start): start for start in manifest["starts"]}
     rows = read_rows(directory)
     if not rows.losses:
         raise TrainError(
@@ -94,7 +94,7 @@ def read_record(directory: Path) -> Record:
 class Rows(NamedTuple):
     """The rows that count, by their steps: the last one of each.
 
-    `starts`: attempt and generation of the start that computed the step.
+    `starts`: the key of the start that computed the step.
     """
 
     losses: Mapping[int, float]
@@ -118,7 +118,7 @@ def read_rows(directory: Path, step: int | None = None) -> Rows:
         for row in history.read(line for line in lines if line.startswith(wanted)):
             if row["kind"] == "step":
                 losses[row["step"]] = history.loss_of(row)
-                starts[row["step"]] = row.get("attempt"), row.get("generation")
+                starts[row["step"]] = key_of(row)
             elif row["kind"] == "eval":
                 evaluations[row["step"]] = row
             if (digest := digest_in(row)) is not None:

@@ -24,8 +24,8 @@ from train.base.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
 from train.base.files import read_file
 from train.base.processes import die_with_parent
 from train.run import bundle
-from train.run.layout import MARKER, step_directory
-from train.run.provenance import MANIFEST, MOST_BYTES, Start
+from train.run.layout import MARKER, MOST_MARKER_BYTES, step_directory
+from train.run.provenance import MANIFEST, Start
 from train.run.status import read_status
 
 LOCK = "environment.lock"
@@ -195,7 +195,7 @@ def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
     """
     from train.checkpoint.disk import parse_marker
 
-    _, listed = parse_marker(read_file(checkpoint / MARKER, MOST_BYTES), step)
+    _, listed = parse_marker(read_file(checkpoint / MARKER, MOST_MARKER_BYTES), step)
     target.mkdir()
     for name in (*listed, MARKER):
         shutil.copyfile(checkpoint / name, target / name)
