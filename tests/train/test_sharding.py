@@ -297,6 +297,49 @@ def test_adagrad_frees_what_it_has_made_for_others(tmp_path: Path) -> None:
     assert sum(in_world(3, body)) == len(list(model().parameters()))
 
 
+def freeze_first(net: torch.nn.Module) -> torch.nn.Module:
+    next(net.parameters()).requires_grad_(False)
+    return net
+
+
+def test_the_state_of_a_frozen_parameter_is_kept(tmp_path: Path) -> None:
+    """Adagrad makes it when it is built. AdamW loads it from a checkpoint of a start that trained the parameter."""
+
+    def adam(net: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(net.parameters())
+
+    before = model()
+    trained = adam(before)
+    give_gradients(list(before.parameters()), 0)
+    trained.step()
+
+    def body(world: World) -> list[bytes]:
+        made = torch.optim.Adagrad(freeze_first(model()).parameters())
+        optimizers = shard([made, adam(freeze_first(model()))], world, tmp_path)
+        optimizers[1].load_state_dict(trained.state_dict())
+        for each in optimizers:
+            each.collect()  # type: ignore[attr-defined]
+        return [content([each]) for each in optimizers] if world.rank == 0 else []
+
+    made = torch.optim.Adagrad(freeze_first(model()).parameters())
+    assert in_world(2, body)[0] == [content([made]), content([trained])]
+
+
+def test_frozen_parameters_do_not_change_the_balance_of_the_others() -> None:
+    def body(world: World) -> int:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(8, 800), torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+        )
+        optimizer = torch.optim.AdamW(freeze_first(net).parameters())
+        (part,) = shard([optimizer], world, Path())
+        give_gradients([p for p in net.parameters() if p.requires_grad], 0)
+        part.step()
+        return sum(p.numel() for p in optimizer.state)
+
+    assert in_world(2, body) == [800, 72]
+
+
 def test_owners_depend_on_the_sizes_and_the_number_of_ranks_alone() -> None:
     parameters = [torch.zeros(n) for n in (10, 60, 30, 50, 40, 10)]
     tied = [*parameters, parameters[1].view(6, 10)]

@@ -50,7 +50,8 @@ def shard(
     if world.size == 1:
         return tuple(optimizers)
     parameters = [p for each in optimizers for p in trained(each)]
-    owner = owners(parameters, world.size)
+    # A frozen parameter may have state as well: from Adagrad, or from a start that trained it.
+    owner = owners(_frozen(optimizers), world.size) | owners(parameters, world.size)
     if world.rank == 0:
         loads = [0] * world.size
         for p in parameters:
@@ -85,6 +86,11 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 def trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the parameters that the optimizer updates, in torch's own order."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _frozen(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    groups = chain.from_iterable(each.param_groups for each in optimizers)
+    return [p for group in groups for p in group["params"] if not p.requires_grad]
 
 
 def owners(parameters: Sequence[torch.Tensor], size: int) -> dict[int, int]:
