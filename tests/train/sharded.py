@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
 import threading
+import time
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.train import moving
-from tests.train.odd_models import Functional, workload
+from tests.train.odd_models import Functional, plain, workload
+from train.distributed.sharding import Gather
 from train.workload import Workload
 
 # Arguments with which an optimizer keeps all the state that it can keep.
@@ -74,6 +77,24 @@ def overflowing(context: Any) -> Workload:
         return nn.functional.cross_entropy(scores.float(), batch[1]) + huge
 
     return workload(Functional(forward, {"w": torch.zeros(3)}), loss=loss, eval_dataset=None)
+
+
+def reads_weights_in_log(context: Any) -> Workload:
+    """Its log prints the sum of the weights. The exchange of the parameters takes longer than the log."""
+
+    def slow(self: Gather, of_ranks: Any) -> None:
+        time.sleep(0.1)
+        unpatched(self, of_ranks)
+
+    unpatched = Gather._run
+    Gather._run = slow  # type: ignore[method-assign]
+    made = plain(context)
+
+    def log(row: dict[str, Any]) -> None:
+        total = sum(p.sum().item() for p in made.model.parameters())
+        print(f"weights after step {row['step']}: {total}")
+
+    return dataclasses.replace(made, log=log)
 
 
 def killed(context: Any) -> Workload:

@@ -101,6 +101,17 @@ def test_ranks_skip_the_same_steps_under_the_gradient_scaler(tmp_path: Path) -> 
     assert files(done(tmp_path / "sharded", workload, 3, *flags, SHARD)) == files(whole)
 
 
+def test_the_log_of_a_workload_reads_whole_parameters(tmp_path: Path) -> None:
+    workload = "tests/train/sharded.py:reads_weights_in_log"
+
+    def logged(of: Run) -> list[str]:
+        return re.findall("weights after .*", of.output)
+
+    whole = logged(done(tmp_path / "whole", workload, 1))
+    assert len({*whole}) > 6
+    assert logged(done(tmp_path / "sharded", workload, 2, SHARD)) == whole
+
+
 def test_it_stops_early_at_the_same_step(tmp_path: Path) -> None:
     early = (
         "--eval-every=2", "--best-metric=quality", "--patience=1", '--arg=values=[3, 2, 5, 1]', "--steps=20",

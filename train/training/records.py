@@ -97,6 +97,7 @@ class Records:
         self._has_last = True
         self._ending: dict[str, Any] = {}
         config, world, workload = facts.config, facts.world, facts.workload
+        self._calls_log = workload.log is not None
         start_step = state.step
         disk.remove_leftovers(directory)
         if (best_step(directory) or 0) > start_step:  # that step will come again
@@ -155,6 +156,8 @@ class Records:
 
     def stepped(self, state: State, result: StepResult, lr: float) -> None:
         """Record a complete step: its row, the ranks' times if they are due, the progress line."""
+        if self._calls_log:
+            state.settle()  # the workload's log may read the parameters
         self._record_checkpoints()
         first, end = self._plan.span(state.step - 1)
         self._ending["loss"] = loss = result.loss
