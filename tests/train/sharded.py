@@ -56,12 +56,13 @@ def optimizer(name: str, model: nn.Module, lr: float = 0.05) -> torch.optim.Opti
 
 
 def tied_and_frozen(context: Any) -> Workload:
-    """A layer that is used twice, two parameters in the same memory, and one that is frozen."""
-    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    """A layer that is used twice, one that is frozen, and parameters in the same memory."""
+    first, second, last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
     second.bias.data = first.bias.data
+    last.bias.data = second.weight.data[0, 1:4]
     first.weight.requires_grad_(False)
     return workload(
-        nn.Sequential(first, second, nn.Tanh(), second, nn.Linear(8, 3)),
+        nn.Sequential(first, second, nn.Tanh(), second, last),
         optimizer=lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr),
     )
 

@@ -353,9 +353,11 @@ def test_frozen_parameters_do_not_change_the_balance_of_the_others() -> None:
 
 def test_owners_depend_on_the_sizes_and_the_number_of_ranks_alone() -> None:
     parameters = [torch.zeros(n) for n in (10, 60, 30, 50, 40, 10)]
-    tied = [*parameters, parameters[1].view(6, 10)]
+    tied = [*parameters, parameters[1].view(6, 10), parameters[3][40:]]
     owner = owners(tied, 2)
-    assert [owner[id(p)] for p in tied] == [0, 0, 0, 1, 1, 1, 0]
+    assert [owner[id(p)] for p in tied] == [0, 0, 0, 1, 1, 1, 0, 1]
+    neighbours = list(torch.zeros(20).split(10))
+    assert [*owners(neighbours, 2).values()] == [0, 1]
     assert set(owners(parameters, 1).values()) == {0}
 
 

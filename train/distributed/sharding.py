@@ -96,16 +96,23 @@ def _frozen(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
 def owners(parameters: Sequence[torch.Tensor], size: int) -> dict[int, int]:
     """Return the rank of each parameter by its id(): the largest first, each to the rank with the fewest bytes.
 
-    Parameters that begin at the same address are tied, so they have the same rank.
+    Parameters that overlap in memory are tied, so they have the same rank.
     """
+    begins: dict[int, int] = {}
+    begin = end = 0
+    for p in sorted(parameters, key=torch.Tensor.data_ptr):
+        if p.data_ptr() >= end:
+            begin = p.data_ptr()
+        begins[id(p)], end = begin, max(end, p.data_ptr() + p.nbytes)
     sizes: dict[int, int] = {}
     for p in parameters:
-        sizes[p.data_ptr()] = max(sizes.get(p.data_ptr(), 0), p.numel() * p.element_size())
+        begin = begins[id(p)]
+        sizes[begin] = max(sizes.get(begin, 0), p.data_ptr() + p.nbytes - begin)
     loads, rank_of = [0] * size, dict[int, int]()
-    for address, count in sorted(sizes.items(), key=lambda item: -item[1]):
-        rank_of[address] = rank = loads.index(min(loads))
+    for begin, count in sorted(sizes.items(), key=lambda item: -item[1]):
+        rank_of[begin] = rank = loads.index(min(loads))
         loads[rank] += count
-    return {id(p): rank_of[p.data_ptr()] for p in parameters}
+    return {key: rank_of[begin] for key, begin in begins.items()}
 
 
 class Collected(dict[int, Any]):
