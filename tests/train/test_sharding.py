@@ -248,6 +248,29 @@ def test_every_class_updates_as_without_it(
     assert in_world(size, body, layout) == [[]] * size
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_gradient_scaler_finds_the_same_optimizer(tmp_path: Path, fused: bool) -> None:
+    """The first step overflows: it leaves no state, or zeros if it is fused."""
+
+    def states(wrap: Any) -> Iterator[bytes]:
+        net, scaler = model(), torch.amp.GradScaler("cpu")
+        (optimizer,) = wrap(torch.optim.AdamW(net.parameters(), fused=fused))
+        scaler.scale(torch.zeros(()))
+        for factor in (torch.inf, 1.0):
+            for p in net.parameters():
+                p.grad = torch.full_like(p, factor * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            if isinstance(optimizer, sharding.ShardedOptimizer):
+                optimizer.collect()
+            yield content([optimizer]) if is_first([optimizer]) else b""
+
+    def body(world: World) -> list[bytes]:
+        return list(states(lambda made: shard([made], world, tmp_path)))
+
+    assert in_world(2, body)[0] == list(states(lambda made: [made]))
+
+
 class Own(torch.optim.AdamW):
     """A class of a user's own, which may update in any way."""
 

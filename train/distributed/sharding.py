@@ -140,6 +140,8 @@ class ShardedOptimizer:
         self._of_ranks = [
             [p for p in trained(optimizer) if owner[id(p)] == rank] for rank in range(world.size)
         ]
+        # The gradient scaler hands its scale to a fused optimizer, which makes its state even in a step that overflows.
+        self._step_supports_amp_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
         # Adagrad makes the state of all parameters when it is built.
         for p in [p for p in optimizer.state if id(p) not in self._own]:
             del optimizer.state[p]
@@ -150,6 +152,8 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         """Update this rank's parameters, and begin to exchange them: call `settle` before anybody reads them."""
+        for name in self.__dict__.keys() & {"grad_scale", "found_inf"}:
+            setattr(self._optimizer, name, getattr(self, name))
         groups = self.param_groups
         whole = [group["params"] for group in groups]
         for group in groups:
