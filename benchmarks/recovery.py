@@ -114,6 +114,11 @@ class Job:
         """Return the rows of the steps in the order of their time, each with its start."""
         raise NotImplementedError
 
+    def newest_start(self) -> Any:
+        """Return the start of the newest row; None if there is no row."""
+        rows = self.rows()
+        return rows[-1]["start"] if rows else None
+
     def stages(self) -> Mapping[str, float]:
         """Return the seconds of the stages of the newest recovery; empty if they are not on record."""
         return {}
@@ -127,10 +132,15 @@ class Job:
         raise NotImplementedError
 
     def mend(self, fault: str) -> None:
-        """Bring all hosts back."""
+        """Bring all hosts back. Raises TimeoutError if the job does not take them in."""
 
     def finish(self) -> str:
-        """Hurry, and return the hash of the weights at the end."""
+        """Hurry, and return the hash of the weights at the end. Raises RuntimeError, OSError or TimeoutExpired if the
+        job does not come to its end."""
+        raise NotImplementedError
+
+    def weights(self) -> str:
+        """Return the hash of the weights of a job that is done."""
         raise NotImplementedError
 
 
@@ -138,11 +148,11 @@ class Job:
 class Recovery:
     """The seconds from a fault to the end of the next step, the steps done again, and the seconds of each stage.
 
-    None comes back if `seconds` is None. The stages are ours only.
+    `seconds` and `lost` are None if the job never came back. The stages are ours only.
     """
 
     seconds: float | None = None
-    lost: int = 0
+    lost: int | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -198,7 +208,33 @@ class Bare(Job):
 # --- local ----------------------------------------------------------------------------------------
 
 
-class LocalOurs(Ours):
+class OnThisMachine(Job):
+    """The common part of both jobs on this machine. They launch their process again if a fault ends it."""
+
+    _process: subprocess.Popen[bytes]
+    _hurry: Path
+    _log: Path
+
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def finish(self) -> str:
+        self._hurry.touch()
+        if code := self._process.wait(120):
+            log = self._log.read_text(errors="replace")
+            raise RuntimeError(f"a job ended with {code}:\n{log[-3000:]}")
+        return self.weights()
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        if not self.is_over():
+            agents = jobs.children(self._process.pid)
+            workers = [worker for agent in agents for worker in jobs.children(agent)]
+            kill([self._process.pid, *agents, *workers])
+            self._process.wait()
+
+
+class LocalOurs(OnThisMachine, Ours):
     """Our job, launched by its local.sh."""
 
     faults = ("a worker", "all workers", "torchrun", "the supervisor")
@@ -225,9 +261,6 @@ class LocalOurs(Ours):
     def launch(self) -> None:
         self._process = started(["bash", str(self._bundle / "local.sh")], self._log)
 
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
     def strike(self, fault: str) -> None:
         supervisor = self._process.pid
         (agent,) = jobs.children(supervisor)[:1]
@@ -238,20 +271,14 @@ class LocalOurs(Ours):
             self._process.wait(60)
             self.launch()
 
-    def finish(self) -> str:
-        self._hurry.touch()
-        wait_for(self._process, self._log)
-        return self.weights()
 
-
-class LocalBare(Bare):
+class LocalBare(OnThisMachine, Bare):
     """torchrun alone on this machine."""
 
     faults = ("a worker", "all workers", "torchrun")
 
     def __init__(self, place: Path, pause: float) -> None:
-        place.mkdir(parents=True)
-        (place / "loop.py").write_text(LOOP)
+        make_directory(place)
         self.place, self._hurry, self._pause = place, place / "hurry", pause
         self._log = place / "log"
         self.launch()
@@ -263,9 +290,6 @@ class LocalBare(Bare):
             command, self._log, **loop(self.place, self._hurry, STEPS, self._pause)
         )
 
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
     def strike(self, fault: str) -> None:
         agent = self._process.pid
         first, *others = jobs.children(agent)
@@ -275,10 +299,12 @@ class LocalBare(Bare):
             self._process.wait(60)
             self.launch()
 
-    def finish(self) -> str:
-        self._hurry.touch()
-        wait_for(self._process, self._log)
-        return self.weights()
+
+def make_directory(of_loop: Path) -> None:
+    """Make the directory of the hand-written loop. The users of all hosts may write to it."""
+    of_loop.mkdir(parents=True)
+    of_loop.chmod(0o777)
+    (of_loop / "loop.py").write_text(LOOP)
 
 
 def loop(directory: Path | str, hurry: Path | str, steps: int, pause: float) -> dict[str, str]:
@@ -300,17 +326,14 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
-    if code := process.wait(120):
-        raise RuntimeError(f"a job ended with {code}:\n{log.read_text(errors='replace')[-3000:]}")
-
-
-def local(options: argparse.Namespace, _: ExitStack, place: Path) -> Iterator[Job]:
+def local(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iterator[Job]:
     """Yield an undisturbed job of each kind, then the jobs of each round."""
     for pause, turns in ((0.0, 1), (options.pause, options.rounds)):
         for turn in range(turns):
-            yield LocalOurs(place / f"ours-{pause}-{turn}", pause)
-            yield LocalBare(place / f"bare-{pause}-{turn}", pause)
+            for kind in (LocalOurs, LocalBare):
+                job = kind(place / f"{kind.__name__}-{pause}-{turn}", pause)
+                stack.callback(job.end)
+                yield job
 
 
 class Alone(Ours):
@@ -353,7 +376,7 @@ class HostsOurs(Ours):
         strike_host(self._lost, fault)
 
     def mend(self, fault: str) -> None:
-        before = self.rows()[-1]["start"]
+        before = self.newest_start()
         mend_host(self._lost, fault)
         until(self, 0, before, 180.0)
 
@@ -372,9 +395,7 @@ class HostsBare(Bare):
     def __init__(self, rig: Rig, name: str, pause: float) -> None:
         self._rig = rig
         self.place, self._hurry = rig.shared / name, rig.shared / f"{name}.go"
-        self.place.mkdir(mode=0o777)
-        self.place.chmod(0o777)
-        (self.place / "loop.py").write_text(LOOP)
+        make_directory(self.place)
         inside = f"/shared/{name}"
         self._env = loop(inside, f"{inside}.go", LONG, pause)
         self._command = [
@@ -393,7 +414,7 @@ class HostsBare(Bare):
 
     def strike(self, fault: str) -> None:
         # rank 0 writes the rows; its host's name is in them
-        writer = self.rows()[-1]["start"].split()[0]
+        writer = self.newest_start().split()[0]
         self._lost = [host for host in self._rig if host.name not in (writer, NAMES[0])][-1]
         strike_host(self._lost, fault)
 
@@ -401,9 +422,7 @@ class HostsBare(Bare):
         mend_host(self._lost, fault)
         self._lost.kill_all()
         self._processes[self._lost.name] = self._start(self._lost)
-        before = self.rows()[-1]["start"]
-        with contextlib.suppress(TimeoutError):
-            until(self, 0, before, 60.0)
+        until(self, 0, self.newest_start(), 60.0)
 
     def finish(self) -> str:
         self._hurry.touch()
@@ -411,8 +430,6 @@ class HostsBare(Bare):
             for each in self._processes.values():
                 each.wait(180)
             return self.weights()
-        except (subprocess.TimeoutExpired, FileNotFoundError):
-            return "none"
         finally:
             for host in self._rig:
                 host.kill_all()
@@ -423,8 +440,7 @@ def strike_host(host: Machine, fault: str) -> None:
 
 
 def mend_host(host: Machine, fault: str) -> None:
-    # what was frozen is killed: awake again, it would ask for a clean stop, as its driver has fallen silent
-    {"power off": host.boot, "cable pulled": host.plug, "frozen": host.kill_all}[fault]()
+    {"power off": host.boot, "cable pulled": host.plug, "frozen": host.thaw}[fault]()
 
 
 def hosts(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iterator[Job]:
@@ -470,7 +486,7 @@ class OnSlurm(Job):
             return None
         hours, minutes, _ = map(int, shown["RunTime"].split(":"))
         self._limit(hours * 60 + minutes + 1)
-        before = self.rows()[-1]["start"]
+        before = self.newest_start()
         while self.cluster.show(self.id)["JobState"] == "RUNNING":
             time.sleep(0.5)
         return float(max(row["time"] for row in self.rows() if row["start"] == before))
@@ -509,9 +525,7 @@ class SlurmBare(OnSlurm, Bare):
     def __init__(self, cluster: slurm.Slurm, name: str, pause: float) -> None:
         self.cluster = cluster
         self.place, self._hurry = cluster.rig.shared / name, cluster.rig.shared / f"{name}.go"
-        self.place.mkdir(mode=0o777)
-        self.place.chmod(0o777)
-        (self.place / "loop.py").write_text(LOOP)
+        make_directory(self.place)
         inside = f"{cluster.shared}/{name}"
         variables = loop(inside, f"{inside}.go", LONG, pause)
         words = [
@@ -530,10 +544,8 @@ class SlurmBare(OnSlurm, Bare):
 
     def finish(self) -> str:
         self._hurry.touch()
-        with contextlib.suppress(slurm.SlurmError, FileNotFoundError):
-            self.cluster.ended(self.id)
-            return self.weights()
-        return "none"
+        self.cluster.ended(self.id)
+        return self.weights()
 
 
 def on_slurm(options: argparse.Namespace, stack: ExitStack, place: Path) -> Iterator[Job]:
@@ -621,8 +633,18 @@ def meets(job: Job, fault: str, chance: random.Random, within_s: float) -> Recov
         first = until(job, 0, before, within_s)[0]
         reached = max(row["step"] for row in job.rows() if row["start"] == before)
         recovery = Recovery(first["time"] - began, reached - first["step"] + 1, job.stages())
-    job.mend(fault)
+    with contextlib.suppress(TimeoutError):
+        job.mend(fault)
     return recovery
+
+
+def at_its_end(job: Job) -> str:
+    """Return the hash of the weights, or "none" if the job does not come to its end."""
+    try:
+        return job.finish()
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"  {job.name}: {error}", file=sys.stderr, flush=True)
+        return "none"
 
 
 @dataclass(frozen=True)
@@ -657,7 +679,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 each = meets(job, fault, random.Random(f"{fault} {number // 2}"), tier.within_s)
                 found.setdefault((fault, job.name), []).append(each)
                 print(f"  {fault}, {job.name}: {each}", file=sys.stderr, flush=True)
-            weights = job.finish()
+            weights = job.finish() if undisturbed else at_its_end(job)
             same[job.name] = same.get(job.name, True) and weights == bits.setdefault(
                 job.name, weights
             )
@@ -665,9 +687,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def summary(fault: str, name: str, recoveries: list[Recovery], same: bool) -> dict[str, Any]:
-    known = [
-        stage for stage in history.RECOVERY if any(stage in each.stages for each in recoveries)
-    ]
+    on_record = [each.stages for each in recoveries if each.stages]
     return {
         "fault": fault,
         "job": name,
@@ -675,8 +695,9 @@ def summary(fault: str, name: str, recoveries: list[Recovery], same: bool) -> di
         "lost": [each.lost for each in recoveries],
         "same_bits": same,
         "stages": {
-            stage: statistics.median(each.stages.get(stage, 0.0) for each in recoveries)
-            for stage in known
+            stage: statistics.median(stages.get(stage, 0.0) for stages in on_record)
+            for stage in history.RECOVERY
+            if any(stage in stages for stages in on_record)
         },
     }
 
@@ -702,7 +723,7 @@ def main() -> int:
 
 
 def print_row(row: Mapping[str, Any], base: Sequence[float | None]) -> None:
-    seconds = [each for each in row["seconds"] if each is not None]
+    seconds, lost = ([each for each in row[key] if each is not None] for key in ("seconds", "lost"))
     came_back = (
         ""
         if len(seconds) == len(row["seconds"])
@@ -713,7 +734,7 @@ def print_row(row: Mapping[str, Any], base: Sequence[float | None]) -> None:
     if seconds:
         text += (
             f"{statistics.median(seconds):6.2f} s ({min(seconds):.2f} … {max(seconds):.2f})  "
-            f"{statistics.median(row['lost']):g} steps lost ({min(row['lost'])} … {max(row['lost'])})  "
+            f"{statistics.median(lost):g} steps lost ({min(lost)} … {max(lost)})  "
         )
     text += "same bits" if row["same_bits"] else "OTHER BITS"
     print(text + (f"  {statistics.median(ratios):.2f} × torchrun alone" if ratios else ""))
