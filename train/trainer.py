@@ -66,13 +66,13 @@ def run(info: RunInfo) -> int:
     config, directory = info.config, info.directory
     met = startup.meet(info)
     world, fence = met.world, met.fence
-    with doing("building model and data"):
+    with doing(phase.BUILDING):
         trainer = Trainer(config, world, met.shares, met.stop, met.host)
     with (
         startup.end_all_when_fenced_off(info.node),
         startup.open_store(config, directory, fence, world) as remote,
     ):
-        with doing("loading the checkpoint"):
+        with doing(phase.LOADING):
             source = trainer.resume(directory, fence, met.assembly)
         info.reporter.follow(trainer.state)
         # Compare before DDP broadcasts the parameters of rank 0, because that would hide a difference.
@@ -83,7 +83,7 @@ def run(info: RunInfo) -> int:
             trainer.check_metrics()
         with doing("computing a micro-batch twice"):
             trainer.check_repeats()
-        with doing("connecting the ranks"):
+        with doing(phase.CONNECTING):
             trainer.connect()
         if fence is not None:
             records = trainer.open_records(

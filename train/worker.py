@@ -26,7 +26,7 @@ from train.base.errors import (
 )
 from train.distributed import nccl
 from train.distributed.failures import LAST_WAIT_S, FatalErrorBroadcast
-from train.health.phase import doing
+from train.health.phase import IMPORTING, doing
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.run import portable
@@ -116,7 +116,7 @@ class Worker:
         nccl.record_collectives(os.environ, self.directory)
         if self.config.determinism == portable.PORTABLE:
             portable.pin(os.environ)
-        with doing("importing torch"):
+        with doing(IMPORTING):
             gc.disable()
             run = load()
             gc.freeze()

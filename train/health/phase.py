@@ -20,14 +20,16 @@ BUFFERS, SNAPSHOT = "exchange of buffers", "snapshot"
 TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSHOT, SCRIPT})
 EVALUATION, RECORDS = "evaluation", "records"
 
+IMPORTING, JOINING, BUILDING = "importing torch", "joining", "building model and data"
+LOADING, CONNECTING = "loading the checkpoint", "connecting the ranks"
 LAUNCHER, PROCESS, FIRST_STEP = "launcher", "process", "first step"
 # The stages of a start between the beginning of its process and its first step. Each stage ends when its phase ends.
 STAGES = {
-    "torch import": "importing torch",
-    "rendezvous": "joining",
-    "model": "building model and data",
-    "restore": "loading the checkpoint",
-    "checks": "connecting the ranks",
+    "torch import": IMPORTING,
+    "rendezvous": JOINING,
+    "model": BUILDING,
+    "restore": LOADING,
+    "checks": CONNECTING,
 }
 
 

@@ -30,7 +30,7 @@ from train.distributed.process_group import (
     join,
     leave_process_group,
 )
-from train.health.phase import NOW, WAITING, doing
+from train.health.phase import JOINING, NOW, WAITING, doing
 from train.health.reporter import Reporter
 from train.run.config import RunConfig
 from train.run.lock import Fence, FencedOffError, claim
@@ -81,7 +81,7 @@ def meet(info: RunInfo) -> Meeting:
         fence = Fence(directory, info.attempt or claim_by_hand(directory))
     numerics.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
-    with doing("joining"), WAITING:
+    with doing(JOINING), WAITING:
         world = join(rank_info, config.backend, *timeouts, info.failures)
     # Install the signal handler only after the rendezvous: until then SIGTERM must end a worker that waits for missing
     # peers.
