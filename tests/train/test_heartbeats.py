@@ -21,7 +21,7 @@ from tests.ports import free_port
 from train.health import heartbeats, stacks
 from train.health.heartbeats import Beat, HostView, ReceivedBeat, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
-from train.health.reporter import Reporter, Standstill, StepClock
+from train.health.reporter import Durations, Reporter, Standstill
 from train.health.stacks import Position, ThreadSampler
 
 ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
@@ -113,7 +113,7 @@ def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("train.health.reporter.time.monotonic", lambda: clock[0])
-    moves, mine = StepClock(), Beat(0, 0, 2, "a", 1, "machine")
+    moves, mine = Durations(), Beat(0, 0, 2, "a", 1, "machine")
     standing = Position("forward", "", (), False, 0.0)
     usual = []
     # Resumed at step 100; its first step compiles for 30 s.

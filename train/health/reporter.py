@@ -77,7 +77,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self._file_interval_s = self._filed_at = 0.0
         self._exchange: Exchange | None = None
-        self._clock = StepClock()
+        self._durations = Durations()
         self._standstill = Standstill(self._interval_s)
         self._timeout_s = 0.0
         self._print_line: Callable[[str], None] | None = None
@@ -185,7 +185,7 @@ class Reporter:
             position = self._watch.sample()
             with self._change:
                 if not self._ended.is_set():
-                    self.beat = self._clock.update(self.beat, position, self.step)
+                    self.beat = self._durations.update(self.beat, position, self.step)
             self._publish()
             self._speak_in_time()
             self._standstill.begin(_now())
@@ -273,7 +273,7 @@ def _now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class StepClock:
+class Durations:
     """Measures how long the present step and phase last, and how long a step usually takes."""
 
     def __init__(self) -> None:
