@@ -41,28 +41,37 @@ class Level:
         return len(self.stage.rows)
 
 
+def exchange_groups(
+    layout: Sequence[Sequence[int]],
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return the groups of ranks that exchange: the ranks of a host, and across hosts those of the same number there.
+
+    `layout`: the ranks of each host, hosts in order of rank. If there is one host, if a host has one process, or if the
+    hosts have different numbers of them, all ranks count as one host.
+    """
+    hosts, across = [tuple(host) for host in layout], list(zip(*layout, strict=False))
+    if len({len(host) for host in hosts}) > 1 or 1 in (len(hosts), len(across)):
+        everyone = tuple(itertools.chain.from_iterable(layout))
+        return [everyone], [(rank,) for rank in everyone]
+    return hosts, across
+
+
 def plan_stages(
     ranges: Sequence[range], layout: Sequence[Sequence[int]], rank: int
 ) -> list[tuple[tuple[int, ...], tree.Stage]]:
     """Return the exchanges in which `rank` takes part, inner ones first: (ranks of the group, stage).
 
-    `layout`: the ranks of each host, hosts in order of rank. There are two stages if there is more than one host and
-    every host runs the same number of processes, more than one; else a single stage.
+    There is a single stage if all ranks count as one host.
     """
     leaves = ranges[-1].stop
     nodes = [tree.fold_of_rank(r, leaves).nodes for r in ranges]
-    per_host = {len(host) for host in layout}
-    if len(layout) == 1 or per_host == {1} or len(per_host) > 1:
-        everyone = tuple(range(len(ranges)))
-        return [(everyone, tree.stage(nodes, leaves))]
-    inner = [tree.stage([nodes[r] for r in host], leaves) for host in layout]
-    host_index = next(i for i, host in enumerate(layout) if rank in host)
-    column = list(layout[host_index]).index(rank)
+    hosts, across = exchange_groups(layout)
+    inner = [tree.stage([nodes[r] for r in host], leaves) for host in hosts]
+    if len(hosts) == 1:
+        return [(hosts[0], inner[0])]
+    own = next(i for i, host in enumerate(hosts) if rank in host)
     outer = tree.stage([s.fold.nodes for s in inner], leaves)
-    return [
-        (tuple(layout[host_index]), inner[host_index]),
-        (tuple(host[column] for host in layout), outer),
-    ]
+    return [(hosts[own], inner[own]), (across[hosts[own].index(rank)], outer)]
 
 
 def plain_sum_is_the_tree(ranges: Sequence[range]) -> bool:

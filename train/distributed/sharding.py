@@ -24,7 +24,7 @@ import torch.distributed as dist
 from train.base.console import say
 from train.base.errors import TrainError
 from train.distributed.process_group import World
-from train.distributed.reduction import share
+from train.distributed.reduction import exchange_groups, share
 from train.health.phase import WAITING
 
 # The classes of torch.optim that update each parameter by its own gradient and state alone.
@@ -342,24 +342,20 @@ class Stage(NamedTuple):
 def plan_gather(layout: Sequence[Sequence[int]]) -> tuple[list[int], list[Stage]]:
     """Return the ranks in the order of their parts in a bucket, and the stages of all ranks.
 
-    If all hosts have the same number of processes, hosts exchange first, each rank with those of its own number. So
-    the network carries each part once for each host.
+    Hosts exchange first, so that the network carries each part once for each host.
     """
-    everyone = tuple(chain.from_iterable(layout))
-    hosts, columns = [tuple(host) for host in layout], list(zip(*layout, strict=False))
-    if len({len(host) for host in hosts}) > 1 or 1 in (len(hosts), len(columns)):
-        hosts, columns = [everyone], [(rank,) for rank in everyone]
+    hosts, across = exchange_groups(layout)
     size = len(hosts)
     between = [
         Stage(ranks, tuple((n * size + i, n * size + i + 1) for i in range(size)))
-        for n, ranks in enumerate(columns)
+        for n, ranks in enumerate(across)
     ]
     within = [
         Stage(ranks, tuple((i * size, (i + 1) * size) for i in range(len(ranks))))
         for ranks in hosts
     ]
     stages = [stage for stage in (*between, *within) if len(stage.ranks) > 1]
-    return list(chain.from_iterable(columns)), stages
+    return list(chain.from_iterable(across)), stages
 
 
 class Gather:
