@@ -48,7 +48,7 @@ from train.workload import Context
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# The limit on the wait of all ranks for a checkpoint that rank 0 writes.
+# How long all ranks wait at most while rank 0 writes a checkpoint to its disk.
 LAST_SAVE_S = 3600.0
 
 
@@ -120,8 +120,8 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: None except on rank 0. `host`: writes this host's status; None except on the first rank of each of several
-    hosts. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that
+    `records`: on rank 0 only. `host`: writes this host's status, on the first rank of each host, in a job on several hosts.
+    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that
     the user has accepted. `earlier`: on rank 0, the start that wrote the checkpoint, in the form of a manifest. `marker`:
     the short form of the checkpoint's checkpoint.json. `state`: all that changes during a run.
     """
@@ -216,7 +216,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers with the same seed would draw the same random samples, and a random dataset would not show.
+        # files. Two workers would draw the same random samples, and so hide that a dataset is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -231,9 +231,7 @@ class Trainer:
             return self._loss(model, 0, to_device(batch, device))
 
         self.repeats = repeats.check(model, compute, read, self.world, may_meet)
-        self.shares.balances &= (
-            self.repeats
-        )  # without repeated bits, a moved micro-batch changes the weights
+        self.shares.balances &= self.repeats  # a micro-batch must have the same bits on every rank
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
@@ -296,7 +294,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A last step is evaluated after its checkpoint, which lacks the result. A start with more steps evaluates it now.
+            # The checkpoint was the last of a start that then evaluated its step. `steps` has grown: do so now, if it is due.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -444,7 +442,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _requests(self) -> tuple[bool, bool, bool]:
-        """Return this rank's requests: to stop, to leave, to take a checkpoint after this step. All ranks obey one."""
+        """Return this rank's requests: to stop, to leave, to take a checkpoint after this step. A request of one rank is enough."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         due = self.records is not None and self.records.due(self.state.step + 1)
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic, due
@@ -452,7 +450,7 @@ class Trainer:
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
         with self.clock.waiting():
-            self.state.settle()  # not earlier: with train.shard, the ranks exchange parameters while the batch is fetched
+            self.state.settle()  # train.shard: the exchange of parameters overlaps the fetch
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

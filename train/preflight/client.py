@@ -44,8 +44,9 @@ from train.preflight.wire import (
 )
 from train.run.layout import node_directory
 
+# The pause between two attempts. In the first second it is _SOON_S, because hosts often start together.
 _AGAIN_S = 0.25
-_SOON_S = 0.05  # in the first second, because hosts that start together come within a moment
+_SOON_S = 0.05
 # If a TCPStore answers at the head's port for this long, and no preflight does, a run is under way.
 _STORE_S = 3.0
 # If another program or host answers at the head's port for this long, the head will not come.
@@ -97,7 +98,7 @@ class Client:
         self._report = await examined(self._settings, examine)
         self._examined_at = time.monotonic()
         while True:
-            # A call proves that the head is there. The attempt shows if this host can connect to the head, too.
+            # Even if the head has called this host, try to connect to it, to see if that direction works.
             call = self._call
             conn = await self._search.attempt()
             if conn is None and call is not None and self._is_settled():
@@ -131,7 +132,7 @@ class Client:
         self._called.clear()
 
     async def _listen(self) -> None:
-        """Listen at the head's port number as well, because the head calls there. Do nothing on the head's machine."""
+        """Listen on this host at `rendezvous.port`, where the head calls its clients. Do nothing on the head's machine."""
         with contextlib.suppress(WireError):
             if await self._is_heads_machine():
                 return
@@ -227,10 +228,8 @@ class Client:
     # --- with the head ----------------------------------------------------------------------------
 
     async def _attend(self, conn: Conn) -> PreflightResult | None:
-        """Do as the head says. Return None if the head hangs up before it has admitted this host.
-
-        In that case the other hosts may have gathered without this one.
-        """
+        """Do as the head says. Return None, so that the search goes on, if the head hangs up before it has admitted this
+        host: the other hosts may have gathered without it."""
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance
@@ -314,7 +313,7 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """True if a program answers that is neither this job's preflight nor a run under way."""
+        """True if a program answers that is no preflight and no run under way."""
         return self.trouble in _PROGRAM
 
     @property
@@ -360,7 +359,9 @@ class Search:
             self._told = True
             return "job"
         if head_hello.instance == self._hello.instance:
-            return "refused"  # this very process: the host's own checks know if that is a fault
+            return (
+                "refused"  # this process has answered itself; NAME003 reports that if it is a fault
+            )
         if head_hello.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
         elif head_hello.head != settings.head:

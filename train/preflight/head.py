@@ -20,13 +20,15 @@ from train.preflight.settings import Settings
 from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after the first error, so that more hosts can report their faults
-_PROVES_S = 2.5  # the same, while a host that was called tries once more to connect to the head
-# Seconds from the start. The checks take so long on a host that was started together with this one.
+_PROVES_S = (
+    2.5  # instead, if the head has called a missing host, which now looks for the head once more
+)
+# Seconds from the start. By then, a host that was started together with this one has done its checks.
 _LATE_S = 6.5
 _SETTLE_S = 3.0  # from the last host's arrival to the beginning of an elastic job
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
-_SHOW_S = 2.5  # a terminal may be paused, a file server may not answer
+_SHOW_S = 2.5  # to show the verdict: a terminal may be paused, a file server may not answer
 _LOOK_S = 3.0  # for the search of the port's holder
 _POLL_S = 0.25
 _OTHER_FILES = 128  # open in addition to the clients' connections
@@ -45,7 +47,7 @@ async def receive_clients(
     """Take part in a launch as its head, until all hosts that came have the verdict."""
     began = time.monotonic()
     report = await examined(settings, examine)
-    # Only after the checks, because they report the limit that this process was started with.
+    # Raise the limit on open files only now, because the checks report the one that this process was started with.
     _allow_files(settings.nodes + _OTHER_FILES)
     head = Head(settings, report, judge, publish, print_line, began)
     try:
@@ -110,7 +112,7 @@ class Head:
         await self._listener.close()
 
     async def _open(self) -> None:
-        """Listen for clients, and for probes with packets of normal size."""
+        """Listen at the head's port for clients, with small packets, and at a free one for probes, with normal packets."""
         server, port = self._server, self._settings.port
         server.hello = replace(server.hello, port=await self._listener.open(bind(0, segment=0)))
         try:
