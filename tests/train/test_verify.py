@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,12 @@ def test_a_random_checkpoint_is_one_with_steps_after_it(tmp_path: Path) -> None:
 def test_steps_of_several_starts_are_one_part_up_to_where_something_else_is_computed(
     tmp_path: Path,
 ) -> None:
-    def parted(place: str, **other: Any) -> tuple[ReplayRange, dict[str, Any]]:
+    def parted(
+        place: str, before: Sequence[dict[str, Any]] = THREE[:2], **other: Any
+    ) -> tuple[ReplayRange, dict[str, Any]]:
         (tmp_path / place).mkdir()
         last = start("c", 20, **other)
-        found = record.read_record(run(tmp_path / place, *THREE[:2], last))
+        found = record.read_record(run(tmp_path / place, *before, last))
         return record.replay_range(found, 0, 30), last
 
     part, last = parted("same", world_size=4, shares=[2] * 4, tier="slurm")
@@ -105,6 +108,12 @@ def test_steps_of_several_starts_are_one_part_up_to_where_something_else_is_comp
     part, _ = parted("module", bundle="0123456789ab")
     assert (part.end, part.border) == (
         20, "from step 21 on the run had another version of ddpgen's training module"
+    )  # fmt: skip
+    summed = {**SETTINGS, "reduction": "allreduce"}
+    before = [start(name, step, settings=summed) for name, step in (("a", 0), ("b", 10))]
+    part, _ = parted("shares", before, settings=summed, shares=[3, 1])
+    assert (part.end, part.border) == (
+        20, "from step 21 on the run had other shares of the ranks, in whose order an all-reduce adds"
     )  # fmt: skip
 
 

@@ -182,6 +182,8 @@ def _change_between(directory: Path, first: Start, start: Start) -> str:
         return f"other settings: {'; '.join(changed)}"
     if first["code"] != start["code"]:
         return "other code"
+    if first["settings"].get("reduction") == "allreduce" and first["shares"] != start["shares"]:
+        return "other shares of the ranks, in whose order an all-reduce adds"
     names = first["bundle"], start["bundle"]
     if names[0] != names[1] and _module(directory, names[0]) != _module(directory, names[1]):
         return "another version of ddpgen's training module"
