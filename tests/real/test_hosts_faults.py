@@ -10,14 +10,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.real import fleet, jobs
 from tests.real.conftest import NewRig
-from tests.real.rig import Host, Rig
+from tests.real.rig import Host, Machine, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 NAMES = ["desk", "laptop", "tower"]
@@ -135,8 +135,13 @@ def kill_a_worker(rig: Rig, host: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("lose", "restore"), [(Machine.power_off, Machine.boot), (Machine.freeze, Machine.thaw)]
+)
 @pytest.mark.usefixtures("rig_possible")
-def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path) -> None:
+def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(
+    lose: Callable[[Machine], object], restore: Callable[[Machine], object], tmp_path: Path
+) -> None:
     # So slow that it is not over before node3 may claim its directory again.
     args = {"pause": 0.1, "until": "/shared/hurry"}
     paced = {"workload": jobs.PACED, "args": args, "steps": 600, "log_every": "5 steps"}
@@ -146,10 +151,10 @@ def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path)
         driver = fleet.Driver(rig, bundles[0])
         driver.until("processes on 3 hosts")
         driver.until_step(20)
-        rig["node3"].power_off()
+        lose(rig["node3"])
         driver.until("processes on 2 hosts")
         driver.until("resuming at step")
-        rig["node3"].boot()
+        restore(rig["node3"])
         driver.until("node3 is back")
         driver.until("processes on 3 hosts")
         (rig.shared / "hurry").touch()
