@@ -216,7 +216,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers would draw the same random samples, and so hide that a dataset is random.
+        # files. Two workers would have equal copies of its random generator, and so hide that it is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -294,7 +294,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The checkpoint was the last of a start that then evaluated its step. `steps` has grown: do so now, if it is due.
+            # A run evaluates its last step after its last checkpoint. If `steps` has grown since, evaluate that step again.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -450,7 +450,7 @@ class Trainer:
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
         with self.clock.waiting():
-            self.state.settle()  # train.shard: the exchange of parameters overlaps the fetch
+            self.state.settle()  # train.shard: wait for the parameters that arrived meanwhile
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

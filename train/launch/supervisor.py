@@ -98,7 +98,7 @@ class Supervisor:
             )
         check_arguments(
             self._command, self._tier.leading
-        )  # after secrets.load(), which hides their values in messages
+        )  # after secrets.load(): from then on, messages hide secrets
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Steps were done, but this disk has no checkpoint. Another host or the store may have one. In a job
-                    # without them, assume one only after a clean stop.
+                    # Steps were done, but this disk has no checkpoint. Another host or the store may have one. Without
+                    # other hosts and without a store, assume that a checkpoint exists only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -22,7 +22,7 @@ from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
 LIMIT_S = 5.0
-_LAST_S = 0.5  # past the deadline, for an answer that this process had no time to read
+_LAST_S = 0.5  # the shortest wait, even past the deadline, because the answer may lie there unread
 
 _CARDS = "--query-gpu=index,uuid,name,driver_version"
 _USERS = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
@@ -173,7 +173,7 @@ def judge(settings: Settings, found_gpus: Gpus, torch: Torch | None) -> Iterator
 
 
 def _judge_count(settings: Settings, found_gpus: Gpus, torch: Torch | None) -> Iterator[Finding]:
-    """GPU001, or GPU005 if the backend is nccl, because nccl needs CUDA."""
+    """Yield GPU001 if there are fewer GPUs than processes, and GPU005 if nccl lacks CUDA or a driver."""
     me, nccl = settings.host_name, settings.backend == "nccl"
     gloo = ", or set backend: gloo and leave gpus_per_node out of the spec"
     count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
@@ -211,7 +211,7 @@ def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
         who = str(found) if found else f"process {user.pid} ({user.name})"
         memory = f" with {user.memory} MiB" if user.memory else ""
         gpu = f"GPU {card.index} ({card.name}) of {settings.host_name}"
-        # A process whose environment names no job may belong to another job, and two jobs may share a GPU.
+        # GPU003 is an error, so the process's environment has to name this job. Two jobs may share a GPU.
         if found is not None and found.job and found.is_earlier_run_of(settings.job):
             cause = f"{gpu} is still held by an earlier run: {who}{memory}"
             yield Finding(
@@ -226,7 +226,7 @@ def _judge_users(settings: Settings, found_gpus: Gpus) -> Iterator[Finding]:
 def _process(user: User) -> ports.Holder | None:
     """The process with this pid; None if it is gone, or if its command line is another program's.
 
-    In a container, nvidia-smi's pid may be another process.
+    In a container, the pid that nvidia-smi reports may be another program's.
     """
     found = ports.process(user.pid)
     program = os.path.basename(user.name.partition(" ")[0])

@@ -118,7 +118,7 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # No interface has the head's address, so the route to the peer would choose the interface. The peer's name does
+        # None of the head's interfaces has its address. The route to the peer would then decide, but the peer's name does
         # not resolve: report that, and choose nothing.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
