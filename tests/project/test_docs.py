@@ -36,7 +36,7 @@ def stories() -> Iterator[Any]:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)  # the gpt of examples/ to its end, beside other stories
 @pytest.mark.parametrize(("name", "story"), list(stories()))
 def test_commands_of_the_document_run_and_show_what_it_says(
     name: str, story: str, tmp_path: Path
@@ -52,7 +52,7 @@ def test_commands_of_the_document_run_and_show_what_it_says(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         place = f"{name}:{block.line}"
         assert done.returncode == 0, f"{place} -> {done.returncode}\n{done.stdout}"
