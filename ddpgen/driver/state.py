@@ -66,7 +66,7 @@ class JobState:
         if self.status == "running":
             if running is not False:
                 return "running"  # without its step, which is the first of the start
-            return f"ended after this{why}" if why else "it was running when it was killed"
+            return f"ended after this{why}" if why else "killed while it was running"
         step = f" at step {self.status_step}" if self.status_step else ""
         return f"{self.status}{step}{why}"
 

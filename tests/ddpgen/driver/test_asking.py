@@ -75,7 +75,7 @@ def test_status_shows_a_jobs_end_and_not_what_an_earlier_head_has_left(stage: Ma
     (there(ours, "lap") / "status").write_text("done 20261125-1 40\n")
     (there(ours, "vm") / "status").write_text("running 20261124-9 3\n")  # of an earlier launch
     job = [re.split("  +", line)[3] for line in ours.play("--status")[1].splitlines()[1:4]]
-    assert job == ["rank 0 moved to lap", "done at step 40", "it was running when it was killed"]
+    assert job == ["rank 0 moved to lap", "done at step 40", "killed while it was running"]
 
 
 def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
@@ -123,7 +123,7 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     assert "8002" not in ours.play("--status")[1]
     (there(ours, "desk") / "status").unlink()
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
-    assert row.findall(ours.play("--status")[1]) == [("no", "it was running when it was killed")]
+    assert row.findall(ours.play("--status")[1]) == [("no", "killed while it was running")]
     process.send_signal(signal.SIGINT)
     rest(process)
 
