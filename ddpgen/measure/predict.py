@@ -466,7 +466,8 @@ class _Job:
         if better is not None:
             faster = overlap.step(compute_s, self._communication_s(self.shape, better))
             yield change(f"a better link: {better.name}", faster.step_s)
-        if self.gradients.sent_bytes >= DTYPE_BYTES["fp32"] * self.gradients.parameters:
+        full = self.gradients.sent_bytes >= DTYPE_BYTES["fp32"] * self.gradients.parameters
+        if full and train.shard != "optimizer":  # which goes with reduction: tree alone
             sent = cost.ring_bytes(self.shape, self.gradients.sent_bytes / 2)
             half = overlap.step(compute_s, self.link.seconds(sent, self.options.efficiency))
             hook = (

@@ -163,7 +163,7 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         allowed = declared.name in (*_SCRIPT_FIELDS, *_SCRIPT_ONLY_FIELDS)
         if not allowed and getattr(train, declared.name) != declared.default:
             problem = "has no effect on a script, which has its own loop"
-            remedy = f"move it to train.args as {declared.name}"
+            remedy = "leave it out; an option of the script's own goes into train.args"
             yield Conflict((f"train.{declared.name}",), problem, remedy)
     for name, value in train.args.items() if isinstance(train.args, Mapping) else ():
         unclear = [

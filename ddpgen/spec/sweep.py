@@ -66,6 +66,7 @@ def read(node: Node, root: Table, models: Models) -> tuple[list[Point], list[Fin
             findings.append(yamltree.finding(row.node, problem, remedy))
         elif name in points:
             problem = f"two points would be called {name}"
+            remedy = f"leave one out, or {remedy} of its own"
             findings.append(yamltree.finding(row.node, problem, remedy))
         points[name] = Point(name, row.values)
     return list(points.values()), findings

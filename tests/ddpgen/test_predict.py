@@ -243,6 +243,9 @@ def test_shard_counts_its_traffic_and_its_memory(run: Run, spec: Spec, tmp_path:
     lines = run("predict", *asked, *shard).out.splitlines()
     assert "1.68 MB a step more" in lines[3]
     assert "1.68 MB in each process instead of 6.7 MB" in lines[3]
+    # Compression takes an all-reduce, and shard the tree.
+    assert "compression: " in run("predict", *asked).out
+    assert "compression: " not in "".join(lines)
     # A run that had it is told without its gather, one that had not is told as it is.
     by_hosts = {"took": 2.0, "processes": 4, "attempt": "20260101-000000-abcd"}
     computed = []

@@ -313,6 +313,21 @@ def test_steps_that_were_done_again_with_other_bits_do_not_count(tmp_path: Path,
     assert diff(*runs).step == step
 
 
+@pytest.mark.parametrize("change", ["loss", "cut", "exchanged"])
+def test_two_runs_of_which_one_was_changed_are_not_the_same(tmp_path: Path, change: str) -> None:
+    whole, other = rows(60), rows(60)
+    at = next(n for n, row in enumerate(other) if row["kind"] == "step" and row["step"] == 30)
+    if change == "loss":
+        other[at] = {**other[at], "loss": other[at]["loss"] + 1}
+    elif change == "cut":
+        del other[at]
+    else:
+        other[at : at + 2] = reversed(other[at : at + 2])
+    found = diff(write(tmp_path / "a", whole), write(tmp_path / "b", other))
+    assert found.verdict.startswith(f"B is not as it was written: line {at + 1} of metrics.jsonl")
+    assert not found.same
+
+
 def test_an_evaluation_before_the_first_other_loss_is_told(tmp_path: Path) -> None:
     runs = []
     for name, parted, loss in (("a", 0, 0.5), ("b", 30, 0.25)):

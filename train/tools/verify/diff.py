@@ -36,7 +36,7 @@ from train.tools.verify.compare import (
     tensor_differences,
     verdict,
 )
-from train.tools.verify.record import Rows, read_rows
+from train.tools.verify.record import Rows, chain_faults, read_rows
 
 _MODEL = "model.pt"
 _MOST_TEXT = 1000  # characters of a line
@@ -142,7 +142,7 @@ def _kind(path: Path) -> str:
 
 def _runs(a: Path, b: Path) -> Comparison:
     manifests = [provenance.read_manifest(each) for each in (a, b)]
-    rows = _rows(a, b)
+    rows, changed = _rows(a, b)
     losses = [each.losses for each in rows]
     common = losses[0].keys() & losses[1].keys()
     checkpoints = sorted({*steps_on_disk(a)} & {*steps_on_disk(b)})
@@ -160,7 +160,9 @@ def _runs(a: Path, b: Path) -> Comparison:
     starts = [_start_of(manifest, parted) for manifest in manifests]
     differences = environment_differences(*_origins((a, b), starts, manifests))
     ends = [max((*each, *steps_on_disk(place))) for each, place in zip(losses, (a, b), strict=True)]
-    if step == parted:
+    if changed:
+        said = changed
+    elif step == parted:
         said = verdict(f"the runs part at step {step}", differences)[0]
     elif digests and digests.step == parted:
         fact = f"the weights differ at step {parted}, first in {digests.name(a, b)}"
@@ -175,7 +177,7 @@ def _runs(a: Path, b: Path) -> Comparison:
         said = f"the same to the bit: {what}"
         if ends[0] != ends[1]:
             said += f"; but A ends at step {ends[0]}, B at step {ends[1]}"
-    same = parted == math.inf and ends[0] == ends[1]
+    same = parted == math.inf and ends[0] == ends[1] and not changed
     at_step = [each[step] for each in losses] if step is not None else ()
     return Comparison(same, said, differences, step, at_step, weights)
 
@@ -220,16 +222,27 @@ def _manifests(a: Path, b: Path) -> Comparison:
 # What is read.
 
 
-def _rows(a: Path, b: Path) -> list[Rows]:
-    """Return the rows of both runs. If the chains tell the first step that differs, it is the only one in them."""
+def _rows(a: Path, b: Path) -> tuple[list[Rows], str]:
+    """Return the rows of both runs, and a row that was changed after it was written, in words; "" without one.
+
+    If the chains tell the first step that differs, the rows are of this step alone. Otherwise the chains are checked:
+    equal links cannot belong to unequal rows.
+    """
     try:
         step = first_other_link(a / "metrics.jsonl", b / "metrics.jsonl")
         if step is not None:
             rows = [read_rows(each, step) for each in (a, b)]
             parted = first_loss_difference(*(each.losses for each in rows)) is not None
             if parted or other_weights(*(each.digests for each in rows)):
-                return rows
-        return [read_rows(each) for each in (a, b)]
+                return rows, ""
+        rows = [read_rows(each) for each in (a, b)]
+        changed = [
+            f"{name} is not as it was written: {fault}"
+            for name, each, own in zip("AB", (a, b), rows, strict=True)
+            if own.losses
+            for fault in chain_faults(each)[:1]
+        ]
+        return rows, "; ".join(changed)
     except OSError as error:
         raise TrainError(f"{error.filename} cannot be read: {error.strerror}") from None
 
