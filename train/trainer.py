@@ -120,10 +120,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: writes this host's status, on the first rank of each host, in a job on several hosts.
-    `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that
-    the user has accepted. `earlier`: on rank 0, the start that wrote the checkpoint, in the form of a manifest. `marker`:
-    the short form of the checkpoint's checkpoint.json. `state`: all that changes during a run.
+    `records`: on rank 0 only. `host`: in a job on several hosts, the first rank of each writes its status. `repeats`: True
+    if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user has accepted.
+    `earlier`: on rank 0, the start that wrote the checkpoint, in the form of a manifest. `marker`: the short form of the
+    checkpoint's checkpoint.json. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -450,7 +450,7 @@ class Trainer:
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
         with self.clock.waiting():
-            self.state.settle()  # train.shard: wait for the parameters that arrived meanwhile
+            self.state.settle()  # train.shard: wait for the parameters of the other ranks
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

@@ -90,7 +90,7 @@ def verify(
     """Compute some steps of a run again, and compare. Losses and tensors have to be those on record, to the bit.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. Any number of
-    processes will do. Exit code 0: identical; 1: not; 69: it cannot be done here.
+    processes will do. Exit code 0: identical. 1: not identical. 69: it cannot be done here.
 
     \b
     Example:
@@ -119,7 +119,7 @@ def reproduce(
     """Compute a run again from its first step, and compare. It runs from the bundle that the run keeps.
 
     JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. DIR
-    gets the bundle and checkpoints/. Exit code 0: identical; 1: not; 69: it cannot be done here.
+    gets the bundle and checkpoints/. Exit code 0: identical. 1: not identical. 69: it cannot be done here.
 
     \b
     Example:

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from ddpgen.site.layers import Chosen
 
 _log = logging.getLogger(__name__)
-_OWN_FOLDERS = (
-    "hosts/driver/",
-    "train/",
-)  # folders of a bundle that have the same files for every job
+# The folders of a bundle that have the same files for every job.
+_OWN_FOLDERS = ("hosts/driver/", "train/")
 _MISSPELT = 0.8  # the least likeness to an option of launch; --steps and --set have 0.67
 
 

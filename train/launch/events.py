@@ -162,8 +162,9 @@ class Events:
                 self._drain()
             for descriptor in ready:
                 self._read_descriptor(descriptor)
+            # Data that waited while this process was frozen may put an alarm off, so handle the data first.
             if self._pending:
-                break  # it may put an alarm off, as data does that waited while this process was frozen
+                break
             for name in [name for name, at in self._alarms.items() if at <= self._clock()]:
                 del self._alarms[name]
                 self._pending.append(Due(name))

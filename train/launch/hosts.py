@@ -168,7 +168,8 @@ class Hosts(Tier):
         member = membership(listed, options.me, options.head, options.hosts, options.port, launch)
         self._nodes = member.nodes
         # The driver starts a host again that it has lost. Only the head stops an elastic job without the driver.
-        self._leaves = member.min_nodes < member.nodes and not member.is_head
+        may_miss_this_host = member.min_nodes < member.nodes and not member.is_head
+        self._leaves = bool(options.driven) and may_miss_this_host
         return member
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:

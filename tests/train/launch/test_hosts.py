@@ -147,16 +147,17 @@ def test_a_list_that_is_none_is_named_with_the_remedy(tmp_path: Path, text: str)
 
 
 @pytest.mark.parametrize(
-    ("me", "elastic", "only", "action"),
+    ("me", "elastic", "only", "driven", "action"),
     [
-        ("laptop", (2, 3), "", "leave"),
-        ("desk", (2, 3), "", "stop"),  # the head's stop ends the job on all hosts
-        ("laptop", (2, 3), "desk,laptop", "stop"),  # the others are too few to go on
-        ("laptop", None, "", "stop"),
+        ("laptop", (2, 3), "", "t", "leave"),
+        ("desk", (2, 3), "", "t", "stop"),  # the head's stop ends the job on all hosts
+        ("laptop", (2, 3), "desk,laptop", "t", "stop"),  # the others are too few to go on
+        ("laptop", None, "", "t", "stop"),
+        ("laptop", (2, 3), "", "", "stop"),  # a user has closed the terminal
     ],
 )
 def test_a_host_that_has_lost_the_driver_stops_the_job_only_if_the_others_need_it(
-    me: str, elastic: tuple[int, int] | None, only: str, action: str,
+    me: str, elastic: tuple[int, int] | None, only: str, driven: str, action: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     hosts = [vars(host) for host in HOSTS]
@@ -165,6 +166,7 @@ def test_a_host_that_has_lost_the_driver_stops_the_job_only_if_the_others_need_i
     monkeypatch.chdir(tmp_path)
     options = argparse.Namespace(me=me, head="", hosts=only, port=1, driven="")
     tier = Hosts(options, NOTHING)
+    options.driven = driven  # without the standard input that a driver speaks on
     tier.membership()
     assert tier.on_signal("HUP", 0, met=True).action == action
     assert tier.on_signal("TERM", 0, met=True).action == "stop"
