@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.train.launch.test_driver_link import Recorded
 from train.base import nic
 from train.base.errors import Refusal
 from train.launch import supervisor as supervisor_module
-from train.launch.decision import ExitReport
+from train.launch.decision import ExitReport, Request
 from train.launch.events import Event, Signal
 from train.launch.hosts import HostEntry, Hosts, Listed, membership, read
 from train.launch.supervisor import NotBegunError, Supervisor
@@ -170,6 +171,21 @@ def test_a_host_that_has_lost_the_driver_stops_the_job_only_if_the_others_need_i
     tier.membership()
     assert tier.on_signal("HUP", 0, met=True).action == action
     assert tier.on_signal("TERM", 0, met=True).action == "stop"
+
+
+@pytest.mark.parametrize(("action", "asks_all"), [("leave", False), ("stop", True)])
+def test_a_host_that_leaves_ends_its_workers_and_asks_no_other_host_to_stop(
+    action: str, asks_all: bool, tmp_path: Path
+) -> None:
+    options = argparse.Namespace(job="job", store="")
+    supervisor = Supervisor(Tier(options, NOTHING), options, NOTHING, Recorded())
+    supervisor.checkpoint_dir = tmp_path
+    workers = MagicMock()
+    supervisor._workers = workers
+    supervisor._act_on(Request(action, "why"))
+    assert (tmp_path / "stop").exists() == asks_all
+    assert workers.end.called != asks_all
+    workers.kill.assert_not_called()
 
 
 def test_the_driver_gets_the_end_in_a_line_with_its_word(
