@@ -7,6 +7,7 @@ template does.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 
 from ddpgen.text.shell import JoinedWord, Var, Word, expand_home
@@ -55,10 +56,8 @@ def tasks_directory(job: SkyJob) -> str:
 
 def hook(job: SkyJob) -> str:
     """Return the file in which a pod's hook finds the job to stop; "" if the job needs no hook."""
-    on_kubernetes = job.notices and any(
-        infra.partition("/")[0] in _KUBERNETES for infra in job.infra
-    )
-    return f"{tasks_directory(job)}/hook" if on_kubernetes else ""
+    on_kubernetes = not job.clouds.isdisjoint(_KUBERNETES)
+    return f"{tasks_directory(job)}/hook" if job.notices and on_kubernetes else ""
 
 
 def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
@@ -68,6 +67,14 @@ def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
         value = getattr(job, name)
         if value is not None:
             yield "image_id" if name == "image" else name, value
+
+
+def memory_gb(memory: str) -> float:
+    """Return the GB of a size, as SkyPilot reads it: a number without a unit is in GB."""
+    number = re.match("[0-9.]+", memory)
+    assert number is not None
+    unit = memory[number.end() :].rstrip("+").upper()[:1] or "G"
+    return float(number[0]) * 1024.0 ** ("KMGTP".index(unit) - 2)
 
 
 def alternatives(job: SkyJob) -> Iterator[Pairs]:

@@ -23,13 +23,14 @@ from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.bucket import PACKAGES
 from ddpgen.tiers.sky.extra import MERGED
-from ddpgen.tiers.sky.fields import Bucket, SkyJob
+from ddpgen.tiers.sky.fields import WITHOUT_SPOT, Bucket, SkyJob
 from ddpgen.tiers.sky.requirement import directory, floats, may_bring_others, package, pins
 
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
+_LEAST_GB = 0.25  # of memory, below which Python with torch does not start
 # SkyPilot sets these for every task.
 _SKY_PREFIX = "SKYPILOT_"
 _SKYIGNORE = """\
@@ -118,20 +119,26 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"asks for {job.gpus_per_node} GPUs, and nothing says of which kind"
         remedy = f"write accelerators: A100:{job.gpus_per_node}"
         yield Conflict(("accelerators", "gpus_per_node"), problem, remedy)
-    if job.instance_type and len({item.partition("/")[0] for item in job.infra}) != 1:
+    if job.instance_type and len(job.clouds) != 1:
         problem = f"{job.instance_type} is one cloud's name for a machine"
         yield Conflict(("instance_type", "infra"), problem, "write infra: with that cloud")
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
+    if job.infra and job.clouds <= WITHOUT_SPOT and job.spot and not job.on_demand_fallback:
+        problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
+        yield Conflict(("infra", "spot"), problem, "write spot: false", False)
+    if job.memory and directives.memory_gb(job.memory) < _LEAST_GB:
+        problem = f"{job.memory} on each machine is too little for a training"
+        yield Conflict(("memory",), problem, "write memory: 16+", False)
     if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
         yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
     if job.cpus and float(job.cpus.rstrip("+")) < job.procs_per_node > 1:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
-    image, clouds = job.image or "", {item.partition("/")[0] for item in job.infra}
-    if image and not image.startswith("docker:") and (not clouds or "*" in clouds):
+    image = job.image or ""
+    if image and not image.startswith("docker:") and (not job.clouds or "*" in job.clouds):
         problem = f"{image} is one cloud's image, and infra does not name the cloud"
         remedy = f"write infra: with that cloud, or image: docker:{image} if it is a container's"
         yield Conflict(("image", "infra"), problem, remedy)
