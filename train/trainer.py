@@ -120,10 +120,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: in a job on several hosts, the first rank of each writes its status. `repeats`: True
-    if a micro-batch computed again gives the same bits. `accepted`: the changes of settings that the user has accepted.
-    `earlier`: on rank 0, the start that wrote the checkpoint, in the form of a manifest. `marker`: the short form of the
-    checkpoint's checkpoint.json. `state`: all that changes during a run.
+    `records`: on rank 0 only. `host`: on the first rank of each host, if the job has several, where this rank writes the
+    host's status. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings
+    that the user has accepted. `earlier`: on rank 0, a manifest with the start that wrote the checkpoint, or nothing.
+    `marker`: checkpoint.json without the parts that grow with the number of hosts. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -182,7 +182,8 @@ class Trainer:
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
         """Resume from the newest checkpoint. Returns the host that had it; "" if rank 0 had it, or nobody.
 
-        Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
+        Raises TrainError if the checkpoint has other settings that the user has not accepted, if it does not fit the model,
+        or if its step is beyond `last_step`.
         """
         newest = find_newest(directory, self.world, fence.check if fence else lambda: None)
         if newest is None:
@@ -216,7 +217,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers would have equal copies of its random generator, and so hide that it is random.
+        # files. Two workers would begin with equal copies of the dataset's random generator, and so read equal batches.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -231,7 +232,8 @@ class Trainer:
             return self._loss(model, 0, to_device(batch, device))
 
         self.repeats = repeats.check(model, compute, read, self.world, may_meet)
-        self.shares.balances &= self.repeats  # a micro-batch must have the same bits on every rank
+        # If a repeat has other bits, no micro-batch may move to another rank: the weights would depend on the move.
+        self.shares.balances &= self.repeats
 
     def connect(self) -> None:
         """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
@@ -290,11 +292,12 @@ class Trainer:
         return outcome
 
     def take_steps(self, batches: Iterator[Any]) -> Outcome:
-        """Take the steps that are left, each with its records, its evaluation and its agreement on how to go on."""
+        """Take the steps that are left. After each step all ranks decide together to go on, to stop or to leave."""
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run evaluates its last step after its last checkpoint. If `steps` has grown since, evaluate that step again.
+            # The last checkpoint of a run lacks the result of the last evaluation, which comes after the checkpoint. If the
+            # user has raised `steps`, evaluate that step here, if its evaluation is due.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -403,7 +406,8 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint and the final status. Raises TrainError on every rank if that checkpoint fails."""
+        """Write the last checkpoint, and the final status unless the outcome is LEFT. Raises TrainError on every rank if that
+        checkpoint fails, unless the job goes on: in a new world, or from the store."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

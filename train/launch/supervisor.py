@@ -43,7 +43,7 @@ from train.run.node import Node, settle_end
 from train.run.status import Status, read_status
 from train.run.stop import create_stop_file
 
-# The tiers that have another name here than in a spec.
+# `train supervise` has another name for these two tiers than a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
 # After a final failure torchrun normally ends within a second. If it still runs and has had no child for _ALONE_S
 # seconds, it only waits for other hosts, which do not know of the failure.
@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A signal that ended setup may reach this process up to LATE_S later. If it does, setup was stopped, and has
-            # not failed.
+            # Setup may have ended by a signal that its sender sends to this process too, up to LATE_S later. If that signal
+            # comes, setup was stopped, and has not failed.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -210,8 +210,8 @@ class Supervisor:
         if importlib.util.find_spec("torch") is None:
             raise Refusal(
                 EXIT_UNAVAILABLE,
-                f"torch is not installed for {sys.executable}; activate the virtual environment that "
-                "has it, install it there, or set 'python' in the spec to an interpreter that has it",
+                f"torch is not installed for {sys.executable}; install torch for it, activate a virtual environment "
+                "that has torch, or set 'python' in the spec to an interpreter that has torch",
             )
         attempt = directory.acquire(
             self.checkpoint_dir, self.held_directory, self._options.job, self._tier.scheduler
@@ -392,7 +392,7 @@ class Supervisor:
         return self.checkpoint_dir / "stop"
 
     def _has_met(self) -> bool:
-        """Return True if the processes of this start have met the processes of the other hosts."""
+        """Return True if the processes of all hosts have met in this start. A job on one host needs no meeting."""
         if not self.member.head:
             return True
         with contextlib.suppress(OSError):
@@ -401,7 +401,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """The job is over: if the status still says `running`, write the outcome."""
+        """This start did not end with 0: write the outcome over each status of this start that says `running` or `done`."""
         member, attempt, node = self.member, self._attempt, None
         if member.head:
             node = Node(member.host_name, self.held_directory, attempt, member.launch)
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Steps were done, but this disk has no checkpoint. Another host or the store may have one. Without
-                    # other hosts and without a store, assume that a checkpoint exists only after a clean stop.
+                    # Steps were done, but this process finds no checkpoint on its disk. If there are other hosts or a
+                    # store, assume that one of them has a checkpoint. Else only a clean stop shows that there was one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

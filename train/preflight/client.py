@@ -140,7 +140,10 @@ class Client:
             await self._listener.open(bind(self._settings.port))
 
     async def _is_heads_machine(self) -> bool:
-        """True if the head runs on this machine. A head's name that resolves to this host by mistake does not count."""
+        """True if the head runs on this machine.
+
+        The spec may give this host another address than the head's name resolves to. Then the name resolves wrongly here.
+        """
         head, own = self._settings.head, self._settings.own_address
         address = await resolve(head)
         if not is_own(address):
@@ -168,7 +171,7 @@ class Client:
     def _is_settled(self) -> bool:
         """True if the last attempt shows the reason why this host does not reach the head.
 
-        A program that sends no identity may be the head, busy. After `_sure_s` it counts as another program.
+        A busy head may send no identity for a while. After `_sure_s` the program at the port counts as another program.
         """
         met = self._search
         return not (self._head_listens and met.is_program and met.met_for_s < self._sure_s)
@@ -228,8 +231,8 @@ class Client:
     # --- with the head ----------------------------------------------------------------------------
 
     async def _attend(self, conn: Conn) -> PreflightResult | None:
-        """Do as the head says. Return None, so that the search goes on, if the head hangs up before it has admitted this
-        host: the other hosts may have gathered without it."""
+        """Do as the head says. If the head hangs up before the head has admitted this host, return None, so that the search
+        goes on. The other hosts may have gathered without this host."""
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance
@@ -279,8 +282,8 @@ class Client:
 class Search:
     """Attempts to reach the head.
 
-    `trouble`: the result of the last attempt. It is "" for the head, "store" for a run under way, "other" for another
-    host of the job, "job" for the head of another job, else a word of WireError.
+    `trouble`: the result of the last attempt. It is "" for the head, "store" for a run under way, "job" for the head of
+    another job, and "other" for any other preflight of this job. Any other word is one of WireError.
     `address`: the address of that attempt.
     `head`: the identity that the head sent.
     """
@@ -313,7 +316,7 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """True if a program answers that is no preflight and no run under way."""
+        """True if the last attempt connected, but met no preflight of this job, no other job's head and no run under way."""
         return self.trouble in _PROGRAM
 
     @property
@@ -359,9 +362,7 @@ class Search:
             self._told = True
             return "job"
         if head_hello.instance == self._hello.instance:
-            return (
-                "refused"  # this process has answered itself; NAME003 reports that if it is a fault
-            )
+            return "refused"  # this process has connected to its own port; NAME003 reports a head's name that leads here
         if head_hello.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
         elif head_hello.head != settings.head:

@@ -1,7 +1,7 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Inspects and classifies the interfaces (by their entries below /sys/class/net on Linux, else by their names), and checks
-one host. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
+Inspects the interfaces and checks one host. An entry below /sys/class/net tells the kind of an interface (Linux). If it
+tells nothing, or on another system, the interface's name does. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # None of the head's interfaces has its address. The route to the peer would then decide, but the peer's name does
-        # not resolve: report that, and choose nothing.
+        # No interface of this host, the head, has the address to which the head's name resolves. The route to the peer would
+        # then decide, but the peer's name does not resolve: report that, and choose nothing.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
@@ -192,14 +192,15 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
         is_loopback(net.head) or interface_with(net.head, list(net.interfaces))
     ):
         what = f"the head's address {head} belongs to {me} itself"
+        remedy = "correct the address of the head in the spec"
         if head != net.head:
             what = f"{me} resolves the head's name {head} to {net.head}, which is {me} itself"
+            remedy = f"correct the entry of {head} in /etc/hosts of {me}{settings.or_address('the head')}"
         yield Finding(
             "NAME003",
             me,
             what,
-            f"correct the entry of {head} in /etc/hosts of {me}{settings.or_address('the head')}"
-            f"{'' if settings.scheduled else '; or is this the script of another host?'}",
+            f"{remedy}{'' if settings.scheduled else f'; if this machine is not {me}, start its own script'}",
         )
 
 

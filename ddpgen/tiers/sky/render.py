@@ -46,6 +46,7 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields that SkyPilot would refuse or misread."""
     yield from _storage(job)
     yield from _machines(job)
+    yield from _image(job)
     yield from _variables(job)
     yield from _setup(job)
     yield from _extra(job)
@@ -137,6 +138,9 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _image(job: SkyJob) -> Iterator[Conflict]:
     image = job.image or ""
     if image and not image.startswith("docker:") and (not job.clouds or "*" in job.clouds):
         problem = f"{image} is one cloud's image, and infra does not name the cloud"

@@ -193,6 +193,7 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
     [
         (settings(head="nobody"), "NAME001", "add it to /etc/hosts"),
         (settings(head="debian"), "NAME003", "correct the entry of debian in /etc/hosts of desk"),
+        (settings(head="192.168.7.9"), "NAME003", "correct the address of the head in the spec"),
         (
             settings(head="192.168.8.2", host_name="desk", addresses={"desk": "192.168.7.3"}),
             "NIC010",
