@@ -31,7 +31,8 @@ class ProgressFile:
 
     - `attempt`, `last_step`, `steps_per_s`, `unit`, `units_per_step`
     - `step`: the newest complete step; `time`: when it was complete
-    - `loss`, `losses`: the loss of the newest step, and the losses of the newest steps
+    - `loss`, `losses`: the loss of the newest step, and the losses of the newest steps; a start that begins at the
+      newest step of the start before has that start's, until it has its own
     - `evaluation`: the step and the numbers of the newest evaluation
     - `step_s`: seconds between the last two steps
     - `longest_step_s`: the longest time between two rows, among the newest steps and evaluations
@@ -95,6 +96,11 @@ class ProgressFile:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             earlier = json.loads(read_file(self._path))
             self._facts |= {name: earlier.get(name) for name in _ROW_FIELDS}
+            if (
+                earlier.get("step") == step
+            ):  # otherwise these are losses of steps that will be taken again
+                self._facts["loss"] = earlier.get("loss")
+                self._losses.extend(earlier.get("losses", ()))
             if earlier["evaluation"]["step"] <= step:  # a later evaluation will be repeated
                 self._facts["evaluation"] = earlier["evaluation"]
 
