@@ -130,7 +130,9 @@ class StepsOrDuration(Leaf):
 
     def parse(self, raw: Scalar) -> Period:
         refuse_long(raw, self.allowed)
-        if steps := _steps(raw.text):
+        if (steps := _steps(raw.text)) is not None:
+            if not steps:
+                raise Refused("0 steps is no period", "write 1 step or more")
             return Period(steps, None)
         if raw.tag == "int" and raw.text.isdigit():
             text = raw.text if int(raw.text) else "5"

@@ -263,6 +263,7 @@ LINES = [
     ("rendezvous: {timeout: 0}", "8:23 rendezvous.timeout", '"5min"'),
     ("checkpoint: {every: 0}", "8:21 checkpoint.every", '"5 steps"'),
     ("rendezvous: {timeout: 2:00:00}", "8:23 rendezvous.timeout", "base 60"),
+    ("checkpoint: {every: 0 steps}", "8:21 checkpoint.every", "1 step or more"),
     ("rendezvous: {timeout: 5m}", "8:23 rendezvous.timeout", "length of time"),
     ("rendezvous: {timeout: 0s}", "8:23 rendezvous.timeout", "range"),
     ("rendezvous: {timeout: 999d}", "8:23 rendezvous.timeout", "366d"),
