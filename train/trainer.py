@@ -120,10 +120,11 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: on the first rank of each host, if the job has several, where this rank writes the
-    host's status. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes of settings
-    that the user has accepted. `earlier`: on rank 0, a manifest with the start that wrote the checkpoint, or nothing.
-    `marker`: checkpoint.json without the parts that grow with the number of hosts. `state`: all that changes during a run.
+    `records`: on rank 0 only. `host`: the directory for this host's status; None on all ranks but the first of each host,
+    and in a job on one host. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes
+    of settings that the user has accepted. `earlier`: the start that wrote the checkpoint, in the form of a manifest; empty
+    without a checkpoint, and on all ranks but 0. `marker`: the contents of checkpoint.json, without the parts that grow
+    with the number of hosts. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -217,7 +218,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers would begin with equal copies of the dataset's random generator, and so read equal batches.
+        # files. Two workers would begin with equal copies of a random generator, and so hide that the dataset is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -225,7 +226,7 @@ class Trainer:
             return fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
 
         # The user's code may call collectives on two conditions: `reduction` is `allreduce`, and all ranks have equally
-        # many micro-batches. If some ranks had more, they would wait for ever in a step.
+        # many micro-batches. A rank with more micro-batches than another would wait for ever.
         may_meet = config.reduction == "allreduce" and len({*self.shares.counts}) == 1
 
         def compute(batch: Any) -> torch.Tensor:
@@ -296,8 +297,8 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The last checkpoint of a run lacks the result of the last evaluation, which comes after the checkpoint. If the
-            # user has raised `steps`, evaluate that step here, if its evaluation is due.
+            # A run evaluates its last step after its last checkpoint. So this checkpoint lacks the result of that evaluation,
+            # which a run with more `steps` may need.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -335,7 +336,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, due, is_best)
         if is_best:
-            # All ranks wait for rank 0, which may wait for the previous checkpoint longer than the collective timeout.
+            # Rank 0 may wait for the previous checkpoint for longer than the collective timeout, so all ranks wait as long.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
@@ -406,8 +407,8 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint, and the final status unless the outcome is LEFT. Raises TrainError on every rank if that
-        checkpoint fails, unless the job goes on: in a new world, or from the store."""
+        """Write the last checkpoint, and the final status unless the outcome is LEFT. A checkpoint that fails raises TrainError
+        on every rank. It raises nothing if the job goes on in a new world or from the store."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

@@ -43,7 +43,7 @@ from train.run.node import Node, settle_end
 from train.run.status import Status, read_status
 from train.run.stop import create_stop_file
 
-# `train supervise` has another name for these two tiers than a spec.
+# A spec calls these two tiers `hosts` and `slurm`.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
 # After a final failure torchrun normally ends within a second. If it still runs and has had no child for _ALONE_S
 # seconds, it only waits for other hosts, which do not know of the failure.
@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # Setup may have ended by a signal that its sender sends to this process too, up to LATE_S later. If that signal
-            # comes, setup was stopped, and has not failed.
+            # A signal may have ended setup. Its sender then signals this process, too, at most LATE_S later. That signal
+            # shows that setup was stopped and did not fail.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Steps were done, but this process finds no checkpoint on its disk. If there are other hosts or a
-                    # store, assume that one of them has a checkpoint. Else only a clean stop shows that there was one.
+                    # Steps were done, but this process finds no checkpoint on its disk. Another host or the store may have
+                    # one. In a job without both, only a clean stop proves a checkpoint, because it writes one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -142,7 +142,8 @@ class Client:
     async def _is_heads_machine(self) -> bool:
         """True if the head runs on this machine.
 
-        The spec may give this host another address than the head's name resolves to. Then the name resolves wrongly here.
+        The head's name may resolve to this machine although the spec gives this host another address. The result is False
+        then, because the name is resolved wrongly here.
         """
         head, own = self._settings.head, self._settings.own_address
         address = await resolve(head)
@@ -171,7 +172,7 @@ class Client:
     def _is_settled(self) -> bool:
         """True if the last attempt shows the reason why this host does not reach the head.
 
-        A busy head may send no identity for a while. After `_sure_s` the program at the port counts as another program.
+        A busy head may send no identity for a while. A program that has sent none for `_sure_s` is not the head.
         """
         met = self._search
         return not (self._head_listens and met.is_program and met.met_for_s < self._sure_s)
@@ -184,8 +185,8 @@ class Client:
     def _fault(self) -> Finding | None:
         """The fault that keeps this host from the head.
 
-        A program at the head's port is a fault only after `_sure_s`. If the head has said in its call that it cannot
-        listen, the head reports that program itself.
+        A program at the head's port is a fault only after `_sure_s`. This host does not report it if the head has called
+        to say that it cannot listen, because the head reports the program itself.
         """
         met = self._search
         if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
@@ -231,8 +232,8 @@ class Client:
     # --- with the head ----------------------------------------------------------------------------
 
     async def _attend(self, conn: Conn) -> PreflightResult | None:
-        """Do as the head says. If the head hangs up before the head has admitted this host, return None, so that the search
-        goes on. The other hosts may have gathered without this host."""
+        """Do as the head says. Return None, so that the search goes on, if the head hangs up on a host that came too late:
+        the other hosts have gathered without it."""
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance
@@ -283,7 +284,7 @@ class Search:
     """Attempts to reach the head.
 
     `trouble`: the result of the last attempt. It is "" for the head, "store" for a run under way, "job" for the head of
-    another job, and "other" for any other preflight of this job. Any other word is one of WireError.
+    another job, and "other" for any other preflight of this job. WireError lists the other results.
     `address`: the address of that attempt.
     `head`: the identity that the head sent.
     """
@@ -316,7 +317,7 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """True if the last attempt connected, but met no preflight of this job, no other job's head and no run under way."""
+        """True if the last attempt met a program that is neither of this job nor the head of another job."""
         return self.trouble in _PROGRAM
 
     @property
@@ -362,7 +363,7 @@ class Search:
             self._told = True
             return "job"
         if head_hello.instance == self._hello.instance:
-            return "refused"  # this process has connected to its own port; NAME003 reports a head's name that leads here
+            return "refused"  # this process has connected to its own port; NAME003 reports why the head's name leads to it
         if head_hello.preflight != VERSION:
             self._fault = messages.another_bundle(settings, met)
         elif head_hello.head != settings.head:

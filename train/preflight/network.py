@@ -1,7 +1,7 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Inspects the interfaces and checks one host. An entry below /sys/class/net tells the kind of an interface (Linux). If it
-tells nothing, or on another system, the interface's name does. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
+Inspects the interfaces and checks one host. The kind of an interface is in its entry below /sys/class/net. Its name
+decides if the entry says nothing, and on systems other than Linux. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # No interface of this host, the head, has the address to which the head's name resolves. The route to the peer would
-        # then decide, but the peer's name does not resolve: report that, and choose nothing.
+        # The head's name resolves to an address that no interface of this host has, although this host is the head. Then
+        # the route to the peer would decide, but the peer's name does not resolve: report that, and choose nothing.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
@@ -200,7 +200,9 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             "NAME003",
             me,
             what,
-            f"{remedy}{'' if settings.scheduled else f'; if this machine is not {me}, start its own script'}",
+            remedy
+            if settings.scheduled
+            else f"{remedy}; if this machine is not {me}, start this machine's own script",
         )
 
 
