@@ -120,10 +120,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: the directory for this host's status; None on all ranks but the first of each host,
-    and in a job on one host. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes
-    of settings that the user has accepted. `earlier`: the start that wrote the checkpoint, in the form of a manifest; empty
-    without a checkpoint, and on all ranks but 0. `marker`: the contents of checkpoint.json, without the parts that grow
+    `records`: on rank 0 only. `host`: the directory for this host's status. The first rank of each host has one if the job
+    has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes
+    of settings that the user has accepted. `earlier`: on rank 0, the manifest of the start that wrote the loaded
+    checkpoint; otherwise empty. `marker`: the contents of checkpoint.json, without the parts that grow
     with the number of hosts. `state`: all that changes during a run.
     """
 
@@ -297,8 +297,8 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run evaluates its last step after its last checkpoint. So this checkpoint lacks the result of that evaluation,
-            # which a run with more `steps` may need.
+            # The loaded checkpoint lacks the evaluation of its step if it was the last of its run, because a run evaluates
+            # the last step after that checkpoint. A run with more `steps` may need the evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -408,7 +408,7 @@ class Trainer:
 
     def finish(self, outcome: Outcome) -> None:
         """Write the last checkpoint, and the final status unless the outcome is LEFT. A checkpoint that fails raises TrainError
-        on every rank. It raises nothing if the job goes on in a new world or from the store."""
+        on every rank, unless new ranks continue the job in this directory or resume it from the store."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

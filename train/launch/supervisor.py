@@ -436,7 +436,7 @@ class Supervisor:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
                     # Steps were done, but this process finds no checkpoint on its disk. Another host or the store may have
-                    # one. In a job without both, only a clean stop proves a checkpoint, because it writes one.
+                    # one. If the job has neither, assume a checkpoint only after a clean stop, because that writes one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -1,7 +1,8 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Inspects the interfaces and checks one host. The kind of an interface is in its entry below /sys/class/net. Its name
-decides if the entry says nothing, and on systems other than Linux. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
+Inspects the interfaces and checks one host. The entry below /sys/class/net gives the kind of an interface. If the entry
+gives none, and on systems other than Linux, the interface's name gives the kind. Sends nothing to other hosts: the
+check-in (client.py, links.py) finds out if they answer.
 """
 
 from __future__ import annotations
