@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A signal may have ended setup. Its sender then signals this process, too, at most LATE_S later. That signal
-            # shows that setup was stopped and did not fail.
+            # A stop may signal setup first and this process up to LATE_S later. Wait for the second signal, so that the end
+            # of setup counts as a stop and not as a failure.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -401,7 +401,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """This start did not end with 0: write the outcome over each status of this start that says `running` or `done`."""
+        """Write the outcome of a failed or stopped start into each status of the start that says `running` or `done`."""
         member, attempt, node = self.member, self._attempt, None
         if member.head:
             node = Node(member.host_name, self.held_directory, attempt, member.launch)

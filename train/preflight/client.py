@@ -142,8 +142,8 @@ class Client:
     async def _is_heads_machine(self) -> bool:
         """True if the head runs on this machine.
 
-        The head's name may resolve to this machine although the spec gives this host another address. The result is False
-        then, because the name is resolved wrongly here.
+        The result is False if the head's name resolves to this machine although the spec gives this host another address,
+        because this machine then resolves the name wrongly.
         """
         head, own = self._settings.head, self._settings.own_address
         address = await resolve(head)
@@ -185,8 +185,8 @@ class Client:
     def _fault(self) -> Finding | None:
         """The fault that keeps this host from the head.
 
-        A program at the head's port is a fault only after `_sure_s`. This host does not report it if the head has called
-        to say that it cannot listen, because the head reports the program itself.
+        A program at the head's port is a fault only after `_sure_s`. If the head calls this
+        host to say that the port is taken, this host does not report the program, because the head does.
         """
         met = self._search
         if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
@@ -232,8 +232,8 @@ class Client:
     # --- with the head ----------------------------------------------------------------------------
 
     async def _attend(self, conn: Conn) -> PreflightResult | None:
-        """Do as the head says. Return None, so that the search goes on, if the head hangs up on a host that came too late:
-        the other hosts have gathered without it."""
+        """Do as the head says. If the other hosts have gathered without this host, the head hangs up. Return None then, so
+        that the search goes on."""
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance
@@ -317,7 +317,7 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """True if the last attempt met a program that is neither of this job nor the head of another job."""
+        """True if the last attempt met a program other than this job's, except for the head of another job."""
         return self.trouble in _PROGRAM
 
     @property
