@@ -218,7 +218,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers would begin with equal copies of a random generator, and so hide that the dataset is random.
+        # files. Two workers would have equal copies of a random generator, so that a random dataset would look repeatable.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -297,8 +297,8 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The loaded checkpoint lacks the evaluation of its step if it was the last of its run, because a run evaluates
-            # the last step after that checkpoint. A run with more `steps` may need the evaluation.
+            # A run evaluates its last step only after the checkpoint of that step, so the checkpoint lacks the evaluation. A
+            # run with more `steps` may need it.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -336,7 +336,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, due, is_best)
         if is_best:
-            # Rank 0 may wait for the previous checkpoint for longer than the collective timeout, so all ranks wait as long.
+            # The write of the previous checkpoint delays rank 0, perhaps beyond the collective timeout.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
@@ -407,8 +407,8 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint, and the final status unless the outcome is LEFT. A checkpoint that fails raises TrainError
-        on every rank, unless new ranks continue the job in this directory or resume it from the store."""
+        """Write the last checkpoint, and the final status unless the outcome is LEFT. Raises TrainError on every rank if the
+        checkpoint fails and the job needs it."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

@@ -152,7 +152,7 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A stop may signal setup first and this process up to LATE_S later. Wait for the second signal, so that the end
+            # A stop signals setup and this process, up to LATE_S apart. Wait for the signal to this process, so that the end
             # of setup counts as a stop and not as a failure.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
@@ -401,7 +401,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """Write the outcome of a failed or stopped start into each status of the start that says `running` or `done`."""
+        """Write the outcome into the status of the job and of this host. The start has failed or was stopped."""
         member, attempt, node = self.member, self._attempt, None
         if member.head:
             node = Node(member.host_name, self.held_directory, attempt, member.launch)
@@ -436,7 +436,7 @@ class Supervisor:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
                     # Steps were done, but this process finds no checkpoint on its disk. Another host or the store may have
-                    # one. If the job has neither, assume a checkpoint only after a clean stop, because that writes one.
+                    # one. A job with no other host and no store has a checkpoint only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -142,8 +142,8 @@ class Client:
     async def _is_heads_machine(self) -> bool:
         """True if the head runs on this machine.
 
-        The result is False if the head's name resolves to this machine although the spec gives this host another address,
-        because this machine then resolves the name wrongly.
+        If the spec gives this host another address, the result is False: the head's name resolves to this machine by
+        mistake.
         """
         head, own = self._settings.head, self._settings.own_address
         address = await resolve(head)
@@ -284,7 +284,7 @@ class Search:
     """Attempts to reach the head.
 
     `trouble`: the result of the last attempt. It is "" for the head, "store" for a run under way, "job" for the head of
-    another job, and "other" for any other preflight of this job. WireError lists the other results.
+    another job, and "other" for a preflight of this job that cannot be the head. WireError lists the other results.
     `address`: the address of that attempt.
     `head`: the identity that the head sent.
     """
@@ -317,7 +317,7 @@ class Search:
 
     @property
     def is_program(self) -> bool:
-        """True if the last attempt met a program other than this job's, except for the head of another job."""
+        """True if the last attempt met an unknown program."""
         return self.trouble in _PROGRAM
 
     @property

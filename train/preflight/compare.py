@@ -43,14 +43,14 @@ def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) 
 def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     """VER001 to VER007."""
     build = "install the same build of torch on all of them"
-    one_python = "name one Python for all of them with python: (also per host) in the spec"
+    one_python = "set python: in the spec, once or for each host, so that all have the same Python"
     # A host with a GPU (2.13.0+cu126) and a host without one (2.13.0+cpu) can work together.
     torch = _facts(hosts, "torch", lambda version: version.partition("+")[0])
     one_torch = (
-        "install one torch on all of them, or name with python: (also per host) one that they share"
+        "install the same torch on all of them, or set python: in the spec, once or for each host"
     )
     yield from _differing("VER001", torch, "torch {}", one_torch)
-    # Two systems that differ by an update have 3.11.7 and 3.11.9: a note is enough.
+    # An update of one system makes 3.11.9 of 3.11.7: a note is enough.
     series = _facts(hosts, "python", lambda version: ".".join(version.split(".")[:2]))
     severity = NOTE if len(set(series.values())) == 1 else ""
     yield from _differing("VER002", _facts(hosts, "python"), "Python {}", one_python, severity)
@@ -59,7 +59,9 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     if settings.backend == "nccl":
         remedy = f"{build} (it brings NCCL), or set backend: gloo"
         yield from _differing("VER004", _facts(hosts, "nccl"), "NCCL {}", remedy)
-    again = f"send it again (ddpgen launch, or {settings.script}), or copy it whole to all of them"
+    again = (
+        f"send one bundle to all of them (ddpgen launch, or {settings.script}), or copy a whole one"
+    )
     for code, fact, why in (
         ("VER005", "code", "the bundles differ"),
         ("VER006", "spec", "their bundles were rendered from different specs"),
@@ -68,8 +70,8 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
         yield from _differing(code, digests, f"{fact} {{}}", f"{why}: {again}")
     if settings.same_bits:
         lower = (
-            "nothing, if the last bits do not matter; else take hosts of one kind, or where all have "
-            "AVX2 set train.determinism: portable"
+            "do nothing if the last bits do not matter; otherwise use hosts of one kind, or set "
+            "train.determinism: portable if all have AVX2"
         )
         yield from _differing("VER007", _facts(hosts, "isa"), "processors for {}", lower)
 

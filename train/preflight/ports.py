@@ -1,6 +1,6 @@
 """The process that holds a TCP port of this host, and the finding that the head cannot listen on it.
 
-Owns the search for that process in /proc, and the judgement if the process is an earlier run of the job. Ends no
+Owns the search for that process in /proc. Decides whether the process is an earlier run of the job. Ends no
 process: the remedy says how to end one. Without /proc (macOS) no process is named.
 """
 
@@ -79,7 +79,7 @@ def listen_finding(
     port, here = settings.port, settings.host_name
     another = "set another rendezvous.port in the spec"
     if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
-        below = " (below 1024 that takes special rights)" if port < 1024 else ""
+        below = " (a port below 1024 needs special rights)" if port < 1024 else ""
         why = getattr(error, "strerror", "") or error
         cause = f"{here} may not listen on port {port}{below}: {why}"
         return Finding("PORT007", here, cause, another)
