@@ -49,7 +49,7 @@ def _duration(value: str) -> str | None:
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     **{option: (name, str) for option, name in DIRECTIVES.items()},
     "time": ("time", _duration),
-    "mem": ("mem", lambda value: value.removesuffix("B")),
+    "mem": ("mem", str),
     "exclusive": ("exclusive", lambda value: None if value else True),
     "no-requeue": ("requeues", lambda _: 0),
     "mail-user": ("mail_to", str),

@@ -95,6 +95,7 @@ REFUSED = [
     ("university", "gpus_per_node: 4", "partition: gpu, gpu_type: v100", "9:16: gpus_per_node:", "0 node(s) with 4 GPUs and", "less"),
     ("university", "", "partition: gpu, constraint: ib&bigmem", ".constraint:", "no node of gpu", "a100, ib, rome"),
     ("centre", "", "array: 0-101", ".array:", "101 is above the site's largest, 100", "split"),
+    ("centre", "sweep: {train.seed: 0..101}", "", ": sweep:", "101 is above the site's largest, 100", "split"),
     ("centre", "nodes: 257", "", "9:8: nodes:", "257 nodes are more than standard's limit of 256", "partition: large"),
     ("centre", "gpus_per_node: 4", "partition: booster, gpu_request: gres", "9:16: gpus_per_node:", "no partition has 4 GPUs", "gpu_request: none"),
 ]  # fmt: skip

@@ -236,8 +236,6 @@ def is_kept(
             return rendered[option].partition("@")[2] == value.partition("@")[2]
         case "mail-type":
             return rendered[option] == value.upper()
-        case "mem":
-            return rendered[option] == value.removesuffix("B")
         case "no-requeue":
             return "--requeues=0" in artefact
     return rendered.get(option) == value

@@ -374,6 +374,8 @@ mem: 0
 mem: 1T
 mem: 500000M
 mem: 16g
+mem: 64GB
+mem: 500000mb
 mem: "64G"
 gpu_request: none
 constraint: a100
@@ -435,12 +437,14 @@ mail_to: first.last+tag@sub.lab.org
 mail_to: me@lab.org ;; mail_on: ALL
 mail_to: me@lab.org ;; mail_on: [BEGIN, TIME_LIMIT_80, ARRAY_TASKS]
 mail_to: me@lab.org ;; mail_on: NONE
+mail_to: me@lab.org ;; mail_on: [Begin, fail, Time_Limit_80]
 comment: text with spaces
 comment: '{"team": "a", "n": 1}'
 comment: a=b,c:d
 comment: 007
 extra: --nice=100
 extra: --nice
+extra: --exclusive=user
 extra: [--wckey=x, --no-kill, --tmp=10G]
 extra: --hint=nomultithread
 extra: --switches=1@1:00:00
@@ -512,6 +516,7 @@ gpu_type: a100
 gpu_type: a100-sxm4-80gb
 gpu_type: nvidia_h100_80gb_hbm3_1g.10gb
 gpu_type: 2080ti
+gpu_type: 1080
 gpu_type: v100 ;; gpu_request: gres
 backend: nccl
 backend: gloo

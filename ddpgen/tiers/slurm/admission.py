@@ -50,18 +50,19 @@ def _choice(field: str, value: str | None, allowed: tuple[str, ...]) -> Iterator
 def _array(job: SlurmJob, limits: Limits) -> Iterator[Conflict]:
     if job.indices is None or limits.max_array_size is None:
         return
-    most = limits.max_array_size - 1
+    field, most = ("sweep" if job.points else "array",), limits.max_array_size - 1
     index = max(map(int, re.findall(r"[0-9]+", re.sub(r"[:%][0-9]+", "", job.indices))), default=0)
     if most < 1:
-        yield Conflict(("array",), "this site has no job arrays", "leave it out")
+        yield Conflict(field, "this site has no job arrays", "leave it out")
     elif index > most:
         problem = f"the index {index} is above the site's largest, {most} (MaxArraySize)"
-        yield Conflict(("array",), problem, "split it into several jobs")
+        yield Conflict(field, problem, "split it into several jobs")
 
 
 def _partitions(job: SlurmJob, limits: Limits) -> Iterator[Conflict]:
     partitions = {partition.name: partition for partition in limits.partitions}
     if not partitions:
+        yield from _within(job, Partition(""), limits)
         return
     names = job.partition.split(",") if job.partition else list(partitions)
     unknown = [name for name in names if name not in partitions]

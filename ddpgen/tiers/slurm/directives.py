@@ -101,7 +101,8 @@ def warning_s(job: SlurmJob) -> float:
 
 def memory_mib(mem: str) -> float:
     """Return the MiB of a size. A number without a unit is in MiB."""
-    return float(mem.rstrip("KMGTkmgt")) * _MIB.get(mem[-1].upper(), 1)
+    size = mem.upper().rstrip("B")
+    return float(size.rstrip("KMGT")) * _MIB.get(size[-1], 1)
 
 
 def clock(seconds: float) -> str:

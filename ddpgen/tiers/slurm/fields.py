@@ -31,15 +31,21 @@ from ddpgen.tiers.slurm.notation import (
 if TYPE_CHECKING:
     from ddpgen.tiers.slurm.site_limits import Limits
 
-SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
+SIZE = Text(r"[0-9]+([KMGTkmgt][Bb]?)?", 'a size like "16G"')
 _MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
+_MAIL_EVENTS = (
+    "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|ARRAY_TASKS|"
+    "TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50"
+)
 
 
 class Option(Text):
     """An option of sbatch that has no field."""
 
     def __init__(self) -> None:
-        super().__init__(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
+        super().__init__(
+            rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --mem-per-gpu=40G"
+        )
 
     def parse(self, raw: Scalar) -> str:
         if re.match(r"(hetjob|packjob|:)(\s|$)|--(het|pack)-group\b", raw.text):
@@ -121,8 +127,8 @@ class SlurmJob(JobSpec):
     mail_on: tuple[str, ...] = setting(
         Texts(
             Text(
-                r"NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|"
-                r"TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50|ARRAY_TASKS",
+                # sbatch reads them in capital and in small letters.
+                re.sub("[A-Z]", lambda letter: f"[{letter[0]}{letter[0].lower()}]", _MAIL_EVENTS),
                 "an event like END, FAIL or REQUEUE",
             )
         ),

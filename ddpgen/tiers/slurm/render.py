@@ -54,8 +54,9 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         remedy = "leave array out; array_parallelism limits how many tasks run at once"
         yield Conflict(("array",), problem, remedy)
     for i, option in enumerate(job.extra):
-        name = option[2:].partition("=")[0]
-        if instead := directives.WRITTEN_OPTIONS.get(name):
+        name, has_value, _ = option[2:].partition("=")
+        instead = directives.WRITTEN_OPTIONS.get(name)
+        if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
             problem = f"--{name} is decided by ddpgen"
             yield Conflict((f"extra[{i}]", "extra"), problem, instead)
         if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
@@ -69,6 +70,10 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
     if job.gpu_type and not job.gpus_per_node:
         problem = "names a type of GPU, and the job asks for none"
         yield Conflict(("gpu_type",), problem, f"write gpus_per_node: {job.procs_per_node}")
+    if job.gpu_type and len(job.gpu_type) < 3 and job.gpu_type.isdecimal():
+        problem = f"{job.gpu_type} looks like a number of GPUs, and this is their type"
+        remedy = f"write gpus_per_node: {job.gpu_type}, and a type like a100"
+        yield Conflict(("gpu_type",), problem, remedy, False)
     if job.gpus_per_node and job.gpu_request == "gpus-per-task" and job.nodes.elastic:
         problem = "sbatch takes gpus-per-task only for a fixed number of nodes"
         yield Conflict(("gpu_request", "nodes"), problem, "write gpus-per-node or gres")
@@ -132,8 +137,8 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
 def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     """Yield a warning for each value that Slurm takes, and that is hardly meant."""
     yield from unwise.temporary(job, "name a directory that all nodes see")
-    if job.mem and job.mem.strip("0KMGTkmgt") and directives.memory_mib(job.mem) < _LEAST_MIB:
-        problem = f"{job.mem} is {directives.memory_mib(job.mem):g} MiB on each node, in which no training starts"
+    if job.mem and 0 < (mib := directives.memory_mib(job.mem)) < _LEAST_MIB:
+        problem = f"{job.mem} is {mib:g} MiB on each node, in which no training starts"
         yield Conflict(("mem",), problem, "write the unit: 16G", False)
     every = job.checkpoint.every
     if job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
