@@ -101,6 +101,7 @@ def test_a_range_of_nodes_goes_without_the_option_that_would_narrow_it(
         ("gpus_per_node: 2, gpu_request: gres", "--gres=gpu:2"),
         ("gpus_per_node: 2, gpu_request: gres, gpu_type: a100", "--gres=gpu:a100:2"),
         ("gpus_per_node: 2, gpu_request: gpus-per-task", "--gpus-per-task=2"),
+        ("gpus_per_node: 2, gpu_request: gpus-per-task, nodes: 3", "--ntasks=3"),
         ("constraint: '[rack1|rack2]&ib*2'", "--constraint=[rack1|rack2]&ib*2"),
         ("exclude: 'node[1-3,7]'", "--exclude=node[1-3,7]"),
         ("nodelist: node4", "--nodelist=node4"),

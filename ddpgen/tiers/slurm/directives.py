@@ -152,6 +152,9 @@ def _size(job: SlurmJob) -> Iterator[str]:
         if job.gpu_request == "gres":  # a second --gres would replace the first
             items.insert(0, f"gpu:{kind}{job.gpus_per_node}")
         else:
+            # Slurm 23.11 refuses GPUs of each task without the number of tasks.
+            if job.gpu_request == "gpus-per-task":
+                yield f"--ntasks={maximum}"
             yield f"--{job.gpu_request}={kind}{job.gpus_per_node}"
     if items:
         yield f"--gres={','.join(items)}"
