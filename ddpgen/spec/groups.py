@@ -55,11 +55,17 @@ FOREIGN_NAMES = {
     "num_workers": "data_workers", "dataloader_num_workers": "data_workers",
     "mixed_precision": "precision", "dtype": "precision",
 }  # fmt: skip
-# Options of sbatch that a job may need, and that have no field.
-_SBATCH = frozenset([
-    "begin", "clusters", "core-spec", "cpu-freq", "deadline", "distribution", "gpu-bind", "gpu-freq", "hint",
-    "mem-bind", "nice", "no-kill", "oversubscribe", "priority", "propagate", "sockets-per-node", "spread-job",
-    "switches", "thread-spec", "threads-per-core", "tmp", "tres-bind", "use-min-nodes", "wckey",
+# Options of sbatch for which a spec has no field, up to Slurm 25.11.
+SBATCH_OPTIONS = frozenset([
+    "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "consolidate-segments",
+    "container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot",
+    "distribution", "export", "export-file", "extra", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq",
+    "gpus", "gpus-per-socket", "gres", "gres-flags", "hint", "hold", "ignore-pbs", "kill-on-invalid-dep", "mcs-label",
+    "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "nodefile", "ntasks-per-core",
+    "ntasks-per-socket", "oom-kill-step", "overcommit", "output", "oversubscribe", "power", "prefer", "priority",
+    "profile", "propagate", "reboot", "resources", "resv-ports", "segment", "sockets-per-node", "spread-job", "spread-segments",
+    "stepmgr", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task", "uid",
+    "use-min-nodes", "verbose", "wait-all-nodes", "wckey",
 ])  # fmt: skip
 _MAX_LISTED = 12  # keys; a longer list is not read
 
@@ -107,10 +113,11 @@ class Walk:
         """Report a key that the group at `path` does not have. The field that it means is then not reported missing."""
         key_path = table.entries[name].path or (*table.path, name)
         known_keys = self._top_keys if len(key_path) == 1 else known_keys
-        word, option = name.replace("-", "_"), name.replace("_", "-")
+        word = name.replace("-", "_")
         word = FOREIGN_NAMES.get(word, word)
+        option = word.replace("_", "-")
         group, field = self._group_with_field(word) if word not in known_keys else ("", "")
-        if option in _SBATCH and "gpu_request" in known_keys:  # of the tier slurm
+        if option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:
             remedy = f"it belongs to {group}"

@@ -445,6 +445,7 @@ comment: 007
 extra: --nice=100
 extra: --nice
 extra: --exclusive=user
+extra: [--bell, --container-image=nvcr.io/nvidia/pytorch]
 extra: [--wckey=x, --no-kill, --tmp=10G]
 extra: --hint=nomultithread
 extra: --switches=1@1:00:00

@@ -37,6 +37,7 @@ WRITTEN_OPTIONS: Mapping[str, str] = {
     "no-requeue": "write requeues: 0",
     "nodes": "write nodes:",
     "ntasks": "write nodes: and procs_per_node:",
+    "ntasks-per-gpu": "write procs_per_node:",
     "ntasks-per-node": "write procs_per_node:",
     "open-mode": "leave it out: every start appends to the log",
     "parsable": "leave it out",

@@ -13,7 +13,8 @@ from typing import Any
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import rules, unwise
-from ddpgen.spec.fields import show
+from ddpgen.spec.fields import show, similar
+from ddpgen.spec.groups import SBATCH_OPTIONS
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
@@ -59,6 +60,12 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
             problem = f"--{name} is decided by ddpgen"
             yield Conflict((f"extra[{i}]", "extra"), problem, instead)
+        elif instead is None and name not in SBATCH_OPTIONS:
+            close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
+            known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
+            problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
+            remedy = directives.WRITTEN_OPTIONS.get(close, known)
+            yield Conflict((f"extra[{i}]", "extra"), problem, remedy, False)
         if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
             problem = f"sbatch takes --{name} or the memory of a node, not both"
             yield Conflict(
