@@ -19,13 +19,41 @@ from ddpgen.spec.rules import Conflict
 _NAMES = ("activate", "setup")
 _TIMEOUT_S = 10.0
 # The lines may turn on extglob, and `bash -n` does not run that command.
+# A line that fails though `bash -n` accepts it, the problem, the remedy, and True if it fails on every host.
+_TRAPS = (
+    (
+        r"^\s*(\.|source)\s+[\"']~/",
+        "bash does not fill in ~ between quotes",
+        'write it without quotes, or "$HOME/…"',
+        True,
+    ),
+    (
+        r"^\s*(\.|source)\s+\S*/activate\.(fish|csh|nu|ps1)\b",
+        "is for another shell, and bash runs the line",
+        "write bin/activate",
+        True,
+    ),
+    (
+        r"\A\s*(conda|mamba|micromamba) activate\b",
+        "is a function of the login shell, which the job's bash does not have",
+        'write `eval "$(conda shell.bash hook)"` in a line above it',
+        False,
+    ),
+)
 _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:
-    """Yield the fault that bash finds in each list of lines."""
+    """Yield the faults of each list of lines: those that bash finds, and those of _TRAPS."""
+    brings_conda = any(getattr(job.environment, name, None) for name in ("modules", "conda"))
     for field, lines in _lines_of(job, ""):
-        if fault := _fault("\n".join(lines)):
+        script = "\n".join(lines)
+        for pattern, problem, remedy, fatal in _TRAPS:
+            trap = re.search(pattern, script, re.MULTILINE)
+            if trap and (fatal or not brings_conda):
+                entry = _entry(lines, script.count("\n", 0, trap.end()) + 1)
+                yield Conflict((f"{field}[{entry}]", field), problem, remedy, fatal)
+        if fault := _fault(script):
             number, words = fault
             yield Conflict(
                 (f"{field}[{_entry(lines, number)}]", field),

@@ -58,14 +58,15 @@ FOREIGN_NAMES = {
 # Options of sbatch for which a spec has no field, up to Slurm 25.11.
 SBATCH_OPTIONS = frozenset([
     "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "consolidate-segments",
-    "container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot",
-    "distribution", "export", "export-file", "extra", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq",
-    "gpus", "gpus-per-socket", "gres", "gres-flags", "hint", "hold", "ignore-pbs", "kill-on-invalid-dep", "mcs-label",
-    "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "nodefile", "ntasks-per-core",
-    "ntasks-per-socket", "oom-kill-step", "overcommit", "output", "oversubscribe", "power", "prefer", "priority",
-    "profile", "propagate", "reboot", "resources", "resv-ports", "segment", "sockets-per-node", "spread-job", "spread-segments",
-    "stepmgr", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task", "uid",
-    "use-min-nodes", "verbose", "wait-all-nodes", "wckey",
+    "container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline",
+    "delay-boot", "distribution", "export", "export-file", "extra", "extra-node-info", "get-user-env", "gid",
+    "gpu-bind", "gpu-freq", "gpus", "gpus-per-socket", "gres", "gres-flags", "hint", "hold", "ignore-pbs",
+    "kill-on-invalid-dep", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice",
+    "no-kill", "nodefile", "ntasks-per-core", "ntasks-per-socket", "oom-kill-step", "overcommit", "output",
+    "oversubscribe", "power", "prefer", "priority", "profile", "propagate", "reboot", "resources", "resv-ports",
+    "segment", "sockets-per-node", "spread-job", "spread-segments", "stepmgr", "switches", "thread-spec",
+    "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "use-min-nodes", "verbose",
+    "wait-all-nodes", "wckey",
 ])  # fmt: skip
 _MAX_LISTED = 12  # keys; a longer list is not read
 

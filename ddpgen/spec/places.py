@@ -38,6 +38,14 @@ _ACCESS_POINT = re.compile(
 _SSH_VALUES = "BbcDEeFIiJLlmOoPpQRSwW"
 _SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
 _SSH_NO_COMMAND = "fGnNQsVW"
+# The command that activates an environment, or a file in its directory, where the directory is meant.
+_AROUND_ENVIRONMENT = re.compile(
+    r"^(\.|source|(conda|mamba|micromamba) activate) +|/(bin/(activate|python|pip)[\w.]*|pyproject\.toml|uv\.lock)$"
+)
+# Programs that run Python or a command line, or install packages, and that do not take Python's own command line.
+_NO_PYTHON = re.compile(
+    r"(activate|pip|conda|uv|torchrun|accelerate|deepspeed|srun|mpirun|bash|sh|zsh)[0-9.]*(\.\w+)?"
+)
 _DESTINATION = "a destination of ssh: an alias, user@host or ssh://user@host:port"
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
@@ -57,7 +65,7 @@ class EnvironmentPath(HostPath):
     """The directory of a Python environment on the hosts."""
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _words_fault)
+        return _checked(super().parse(raw), _environment_fault)
 
 
 class Prefix(Text):
@@ -167,6 +175,9 @@ def program_fault(program: str) -> Refused | None:
     if "/" in program and not program.startswith(("/", "~/")):
         problem = f'"{program}" is another place on every host'
         return Refused(problem, "write a name on the PATH, ~/path or /path")
+    directory, slash, name = program.rpartition("/")
+    if _NO_PYTHON.fullmatch(name):
+        return Refused(f"{show(program)} is no Python", f"write {directory}{slash}python3")
     if re.fullmatch("[0-9.]+", program):
         return Refused(f'"{program}" is a version, and no program', f"write python{program}")
     if "/" not in program and not re.fullmatch("[A-Za-z0-9_.+-]+", program):
@@ -182,6 +193,14 @@ def _words_fault(path: str) -> Refused | None:
         problem = f"{show(path)} holds an option, and is taken for one path"
         return Refused(problem, "write the path alone")
     return None
+
+
+def _environment_fault(path: str) -> Refused | None:
+    if (directory := _AROUND_ENVIRONMENT.sub("", path)) != path:
+        return Refused(f"{show(path)} is not the environment itself", f"write {directory}")
+    if re.search(r"\.(ya?ml|txt)$", path):
+        return Refused(f"{show(path)} lists packages", "write the environment made from it")
+    return _words_fault(path)
 
 
 def url_fault(url: str) -> Refused | None:

@@ -101,7 +101,7 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
     ),
     (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE", "DONE  {checkpoint_dir}/DONE  $X/*/DONE"),
     (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt", ".  {checkpoint_dir}  $X/a.pt"),
-    (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python", "bin/python  python3;ls  ~you/p  /$A/p  3.11"),
+    (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python  my-bash-python", "bin/python  python3;ls  ~you/p  /$A/p  3.11  ~/v/bin/activate  pip3  torchrun"),
     (
         places.url_fault,
         ("/data  s3://bbb/x  gs://b_b/x  az://abc/x  abfs://cont@acc.dfs.core.windows.net/x  sftp://me@h/x  hf://o/x"

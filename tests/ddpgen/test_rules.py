@@ -110,6 +110,17 @@ CONFLICTS = [
     ({"train": "threads: 5000"}, "12:12 train.threads", "4096"),
     ({"train": "data_workers: 5000"}, "12:17 train.data_workers", "4096"),
     ({"top": "python: {activate: [':', 'fi']}"}, "6:26 python.activate[1]", "is no bash"),
+    (
+        {"top": """python: {activate: [':', 'source "~/v/bin/activate"']}"""},
+        "6:26 python.activate[1]",
+        "quotes",
+    ),
+    (
+        {"top": "python: {activate: . ~/v/bin/activate.fish}"},
+        "6:20 python.activate",
+        "another shell",
+    ),
+    ({"top": "python: torchrun"}, "6:9 python.interpreter", "python3"),
 ]
 
 
@@ -130,6 +141,7 @@ def test_a_script_takes_no_settings_of_our_loop() -> None:
 
 
 UNWISE = [
+    ({"top": "python: {activate: conda activate x}"}, "6:20 python.activate", "login shell"),
     ({"procs": 3}, "3:17 procs_per_node", "evenly"),
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),

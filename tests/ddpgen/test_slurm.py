@@ -229,6 +229,18 @@ REFUSED = [
     ("time: 1min, step_time: 10s", "9:34 targets.slurm.step_time", "70 s"),
     ("environment: {conda: a, venv: ~/b}", "9:41 targets.slurm.environment.venv", "both"),
     ("environment: {venv: b}", "9:31 targets.slurm.environment.venv", "~/path"),
+    (
+        "environment: {venv: ~/v/bin/activate}",
+        "9:31 targets.slurm.environment.venv",
+        "write ~/v",
+    ),
+    (
+        "environment: {conda: conda activate x}",
+        "9:32 targets.slurm.environment.conda",
+        "write x",
+    ),
+    ("environment: {conda: env.yml}", "9:32 targets.slurm.environment.conda", "lists packages"),
+    ("environment: {uv: ~/p/uv.lock}", "9:29 targets.slurm.environment.uv", "write ~/p"),
     ("environment: {venv: ~you/b}", "9:31 targets.slurm.environment.venv", "~/path"),
     (
         "environment: {modules: 'a; rm -rf x'}",
@@ -271,6 +283,7 @@ WARNED = [
     ("dir: /x", "9:16 targets.slurm.dir", "login"),
     ("mem: 0", "", ""),
     ("mem: 1GB", "", ""),
+    ("environment: {modules: m}, python: {activate: conda activate x}", "", ""),
     ("extra: [--exclusive=user, --tres-per-task=gres/nvme=1]", "", ""),
     ("mem: 1G, time: 5min", "", ""),
     ("mail_on: END, mail_to: me", "", ""),

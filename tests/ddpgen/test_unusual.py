@@ -189,6 +189,8 @@ python: {interpreter: python3, activate: []}
 python: {activate: null}
 python: {activate: source ~/venv/bin/activate}
 python: {activate: "conda activate base || true"}
+python: {activate: [source ~/miniconda3/etc/profile.d/conda.sh, conda activate x]}
+python: {activate: 'source "$HOME/v/bin/activate"'}
 environment: installed
 environment: {packages: installed}
 code: []
@@ -475,8 +477,10 @@ environment: {modules: [/apps/modulefiles/x/1.0, ~/modules/y, ./z, .hidden/1, _a
 environment: {conda: base}
 environment: {conda: ~/miniconda3/envs/my-env}
 environment: {conda: my env}
+environment: {conda: torch.v2}
 environment: {venv: ~/venvs/torch}
 environment: {venv: /scratch/me/venv}
+environment: {venv: ~/activate}
 environment: {uv: ~/project}
 environment: {container: /images/torch.sif}
 environment: {container: ~/torch.sif}
