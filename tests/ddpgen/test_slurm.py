@@ -178,6 +178,31 @@ REFUSED = [
         "9:56 targets.slurm.environment.container.options",
         '"--bind", "/a"',
     ),
+    *(
+        (
+            f"environment: {{container: {{image: {image}}}}}",
+            "9:44 targets.slurm.environment.container.image",
+            word,
+        )
+        for image, word in (
+            ("nvcr.io/nvidia/pytorch:24.05-py3", "write docker://nvcr.io/nvidia/pytorch:24.05-py3"),
+            ("'nvcr.io#nvidia/pytorch:24'", "write docker://nvcr.io/nvidia/pytorch:24"),
+            ("a.sif, runtime: pyxis", "runtime: apptainer"),
+        )
+    ),
+    *(
+        (
+            f"environment: {{container: {{image: x, options: {option}}}}}",
+            "9:56 targets.slurm.environment.container.options",
+            word,
+        )
+        for option, word in (("--container-mount-home", "no option"), ("nv", "the image"))
+    ),
+    (
+        "environment: {container: {image: x, mounts: '-v /a:/b'}}",
+        "9:55 targets.slurm.environment.container.mounts",
+        "/TARGET",
+    ),
     ("constraint: a&&b", "9:23 targets.slurm.constraint", "empty name"),
     ("constraint: '[a'", "9:23 targets.slurm.constraint", "bracket"),
     ("licenses: ':1'", "9:21 targets.slurm.licenses", "NAME:NUMBER"),
@@ -268,6 +293,27 @@ WARNED = [
     ("mem: 4", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000K", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000kb", "9:16 targets.slurm.mem", "16G"),
+    *(
+        (
+            f"environment: {{container: {{image: '{image}', runtime: {runtime}}}}}",
+            "9:44 targets.slurm.environment.container.image",
+            word,
+        )
+        for image, runtime, word in (
+            ("dokcer://a/b", "apptainer", "did you mean docker?"),
+            ("library://a/b", "pyxis", "one of docker, dockerd"),
+            (
+                "docker://nvcr.io/nvidia/pytorch:24",
+                "pyxis",
+                "write docker://nvcr.io#nvidia/pytorch:24",
+            ),
+        )
+    ),
+    (
+        "environment: {container: {image: x, runtime: pyxis, options: --nv}}",
+        "9:72 targets.slurm.environment.container.options",
+        "leave it out",
+    ),
     ("extra: --mpi=pmix", "9:18 targets.slurm.extra", "no plugin"),
     ("extra: --contigous", "9:18 targets.slurm.extra", "did you mean --contiguous?"),
     ("extra: --parition=x", "9:18 targets.slurm.extra", "write partition:"),

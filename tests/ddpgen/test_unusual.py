@@ -490,6 +490,20 @@ environment: {container: {image: "library://me/torch:2", options: [--nv, --clean
 environment: {container: {image: /t.sif, mounts: ["/data:/data:ro", /scratch, "~/x:/x"]}}
 environment: {container: {image: "oras://ghcr.io/me/t@sha256:0123"}}
 environment: {container: /images/my torch.sif}
+environment: {container: "images/torch:24.sif"}
+environment: {container: "/images/torch:24"}
+environment: {container: "docker-archive:torch.tar"}
+environment: {container: "docker-daemon:torch:24"}
+environment: {container: "instance://torch"}
+environment: {container: "docker://localhost:5000/torch:24"}
+environment: {container: "docker://ghcr.io/me/t@sha256:0123"}
+environment: {container: {image: "me/torch:24", runtime: pyxis}}
+environment: {container: {image: "docker://me@localhost:5000#torch:24", runtime: pyxis}}
+environment: {container: {image: "localhost:5000/torch:24", runtime: pyxis}}
+environment: {container: {image: ./torch.sqsh, runtime: pyxis}}
+environment: {container: {image: /a.b/torch.sqsh, runtime: pyxis, options: [--container-mount-home, --mpi=pmix]}}
+environment: {container: {image: "dockerd://a.b/torch:1", runtime: pyxis}}
+environment: {container: {image: /t.sif, options: [--env, A=b, --overlay=/x.img]}}
 login: cluster
 login: me@login1.lab.org
 login: ssh://me@login.lab.org:2222

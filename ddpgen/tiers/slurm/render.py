@@ -7,13 +7,13 @@ this folder have the options of sbatch and srun. Runs no program of Slurm.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import rules, unwise
-from ddpgen.spec.fields import show, similar
+from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.groups import SBATCH_OPTIONS
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
@@ -24,6 +24,32 @@ from ddpgen.tiers.slurm import directives, environment
 from ddpgen.tiers.slurm.fields import Container, SlurmJob
 from ddpgen.tiers.slurm.notation import node_names
 
+# Runtime → the transports of an image that it knows.
+_TRANSPORTS = {
+    "apptainer": ("docker", "docker-daemon", "docker-archive", "oci", "oci-archive", "library", "oras", "shub", "http",
+                  "https", "instance"),
+    "pyxis": ("docker", "dockerd", "podman"),
+}  # fmt: skip
+# Runtime → forms of an image, and then of an option, that it does not take as they are meant: a pattern, the problem,
+# the remedy, and True if the runtime always refuses it.
+_FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
+_IMAGES = {
+    "apptainer": (
+        (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
+        (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
+    ),
+    "pyxis": (
+        (r"(?:docker://)?([^/#.][^/#]*[.:][^/#]*)/(?!/)([^#]+)", "is looked for at Docker Hub", r"write docker://\1#\2", False),
+        (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
+    ),
+}  # fmt: skip
+_OPTIONS = {
+    "apptainer": ((r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),),
+    "pyxis": (
+        (r"--(?:nv|nvccli|rocm|bind|cleanenv|containall|fakeroot|writable-tmpfs|pwd)(?:=.*)?",
+         "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
+    ),
+}  # fmt: skip
 _LEAST_MIB = 256  # of memory, below which Python with torch does not start
 
 
@@ -192,20 +218,39 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 
 
 def _container(container: Container) -> Iterator[Conflict]:
-    """Yield a conflict for each mount and each option that the container's runtime would refuse."""
+    """Yield the parts of the container that its runtime would refuse or misread."""
+    field, runtime = "environment.container", container.runtime
+    fields: tuple[str, ...] = (f"{field}.image", field)
+    yield from _misfits(_IMAGES[runtime], container.image, fields)
+    transport, is_url, _ = container.image.partition("://")
+    if is_url and transport not in _TRANSPORTS[runtime]:
+        remedy = did_you_mean(transport, _TRANSPORTS[runtime])
+        yield Conflict(fields, f"{runtime} knows no {transport}://", remedy, False)
     for i, mount in enumerate(container.mounts):
         _, *rest = mount.split(":")
         # A comma separates several mounts or options. The runtime itself judges these.
-        if rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/")):
+        misfit = rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/"))
+        if misfit or mount.startswith("-"):
             problem = f"{show(mount)} is no mount: the target is an absolute path"
-            fields = (f"environment.container.mounts[{i}]", "environment.container.mounts")
+            fields = (f"{field}.mounts[{i}]", f"{field}.mounts")
             yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
     for i, word in enumerate(container.options):
+        fields = (f"{field}.options[{i}]", f"{field}.options")
+        yield from _misfits(_OPTIONS[runtime], word, fields)
+        if i == 0 and not word.startswith("-"):
+            yield Conflict(fields, f"{show(word)} would be the image", "write options, like --NAME")
         if re.match(r"--?[A-Za-z][\w-]* +\S", word):
             problem = f"{show(word)} is one word with a space in it"
-            fields = (f"environment.container.options[{i}]", "environment.container.options")
             words = ", ".join(f'"{part}"' for part in word.split())
             yield Conflict(fields, problem, f"write a list of words: [{words}]")
+
+
+def _misfits(
+    misfits: Iterable[tuple[str, str, str, bool]], text: str, fields: tuple[str, ...]
+) -> Iterator[Conflict]:
+    for pattern, problem, remedy, fatal in misfits:
+        if match := re.fullmatch(pattern, text):
+            yield Conflict(fields, f"{show(text)} {problem}", match.expand(remedy), fatal)
 
 
 def _secrets(job: SlurmJob) -> Iterator[Conflict]:
