@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ddpgen.spec.fields import show
@@ -26,6 +27,11 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
     "TORCHELASTIC_": ("is set by torchrun for each process", "leave it out"),
 }
 
+# A line of bash with an effect that ends with its shell.
+_OF_THE_SHELL = re.compile(
+    r"\s*((export|ulimit|cd)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
+)
+
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return the warnings that a job of any tier may get."""
@@ -35,6 +41,7 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
         _rendezvous(job),
         _proportions(job),
         _tokens(job),
+        _setup(job),
         _shared(job),
     )
 
@@ -115,6 +122,24 @@ def _tokens(job: JobSpec) -> Iterator[Conflict]:
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = "write its name into secrets, and read the variable of this name"
             yield Conflict(fields, problem, remedy, fatal=False)
+
+
+def _setup(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the lines of setup that neither the training nor a later line of setup notices."""
+    setup: Sequence[str] = getattr(job, "setup", ())
+    noticed = False
+    for i, text in reversed([*enumerate(setup)]):
+        fields = (f"setup[{i}]", "setup")
+        noticed = noticed or not all(map(_OF_THE_SHELL.fullmatch, text.splitlines()))
+        if text.lstrip().startswith("#SBATCH"):
+            remedy = "write the field for it, or extra"
+            yield Conflict(
+                fields, "is a comment, because sbatch does not read setup", remedy, False
+            )
+        elif not noticed and not text.lstrip().startswith("#"):
+            problem = "ends with setup, whose shell the training does not share"
+            remedy = "write it in python.activate, or a variable in env"
+            yield Conflict(fields, problem, remedy, False)
 
 
 def _shared(job: JobSpec) -> Iterator[Conflict]:

@@ -30,8 +30,7 @@ _TRANSPORTS = {
                   "https", "instance"),
     "pyxis": ("docker", "dockerd", "podman"),
 }  # fmt: skip
-# Runtime → forms of an image, and then of an option, that it does not take as they are meant: a pattern, the problem,
-# the remedy, and True if the runtime always refuses it.
+# Runtime → forms of an image that it refuses or misreads: the pattern, the problem, the remedy, and True for an error.
 _FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
 _IMAGES = {
     "apptainer": (
@@ -43,6 +42,7 @@ _IMAGES = {
         (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
     ),
 }  # fmt: skip
+# The same for an option.
 _OPTIONS = {
     "apptainer": ((r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),),
     "pyxis": (
