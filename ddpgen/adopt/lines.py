@@ -18,7 +18,6 @@ from ddpgen.spec.rules import Conflict
 
 _NAMES = ("activate", "setup")
 _TIMEOUT_S = 10.0
-# The lines may turn on extglob, and `bash -n` does not run that command.
 # A line that fails though `bash -n` accepts it, the problem, the remedy, and True if it fails on every host.
 _TRAPS = (
     (
@@ -40,6 +39,7 @@ _TRAPS = (
         False,
     ),
 )
+# The lines may turn on extglob, and `bash -n` does not run that command.
 _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
 
 
