@@ -333,6 +333,21 @@ REFUSED = [
         "10:41 targets.sky.requirements",
         "torch==2.13.0",
     ),
+    (f"{BUCKET}, requirements: --user", "", "10:41 targets.sky.requirements", "--user"),
+    (f"{BUCKET}, requirements: torch==2.x", "", "10:41 targets.sky.requirements", "==2.*"),
+    (f"{BUCKET}, requirements: git+git@h:x", "", "10:41 targets.sky.requirements", "git+ssh://"),
+    (
+        f"{BUCKET}, requirements: [-f ./wheels]",
+        "",
+        "10:42 targets.sky.requirements[0]",
+        "code: ./wheels",
+    ),
+    (
+        f"{BUCKET}, requirements: ['a==1 --hash=sha256:0', b==1]",
+        "",
+        "10:66 targets.sky.requirements[1]",
+        "hash",
+    ),
     (f"{BUCKET}, requirements: pip install torch", "", "10:41 targets.sky.requirements", "command"),
     (f"{BUCKET}, requirements: 'a==1,==2'", "", "10:41 targets.sky.requirements", "1 and 2"),
     (f"{BUCKET}, requirements: a b", "", "10:41 targets.sky.requirements", "one line"),
@@ -390,11 +405,12 @@ VALUES = [
         "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x.whl|x-1.whl[a]"
         "|wheels/x.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < 3"
         '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
-        "|--new-option x --pre|a; python_version < '3.13' # why|git+ssh://git@h/x.git|git+git@h:x/y.git"
+        "|--new-option x --pre|a; python_version < '3.13' # why|git+ssh://git@h/x.git|x @ ${URL}/x.whl|y @ file:x|a==1.0-rc.1|a==V2!1.0.POST1.dev0+Cu_1.a|a===2.x|--user-x"
         '|a;(python_version<"3.13" or os_name == "nt") and "linux" in sys_platform|a; "x" not in extra'),
         ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
         "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"
-        "|a; python_version >|a; python_version|a; x == 'y' and|a; python_version => '3'|git+https://|git+ssh:// ; a < 3"),
+        "|a; python_version >|a; python_version|a; x == 'y' and|a; python_version => '3'|git+https://|git+ssh:// ; a < 3"
+        "|--user|a --upgrade|--target=/x|--proxy x|a@1.0|a @ ./x|git+git@h:x/y.git|-e git+git@h:x/y.git|x @ git+git@h:x/y|a==2.x"),
     ),
     (JOB["memory"], "64|64+|0.5|64GB|1TB|512mb|64Gi+", "0|0GB|-1|GB|64 GB|64G|+"),
     (JOB["cpus"], "8|8+|0.5", "0|0.0|8GB|x"),
@@ -478,6 +494,17 @@ WARNED = [
     ),
     (f"{BUCKET}, requirements: [torch]", "10:42 targets.sky.requirements[0]", "NAME==VERSION"),
     (f"{BUCKET}, requirements: [numpy==2.2.6]", "10:41 targets.sky.requirements", "torch==VERSION"),
+    (f"{BUCKET}, requirements: [own.txt]", "10:42 targets.sky.requirements[0]", "-r own.txt"),
+    (
+        f"{BUCKET}, requirements: [torch==2+cpu]",
+        "10:42 targets.sky.requirements[0]",
+        "--extra-index",
+    ),
+    (
+        f"{BUCKET}, requirements: ['torch==2 --pre']",
+        "10:42 targets.sky.requirements[0]",
+        "line of its own",
+    ),
     (
         f"{BUCKET}, image: 'pytorch/pytorch:2.5', infra: aws",
         "10:34 targets.sky.image",

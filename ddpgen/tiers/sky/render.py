@@ -24,7 +24,16 @@ from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.bucket import PACKAGES
 from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import WITHOUT_SPOT, Bucket, SkyJob
-from ddpgen.tiers.sky.requirement import directory, floats, may_bring_others, package, pins
+from ddpgen.tiers.sky.requirement import (
+    directory,
+    floats,
+    ignored_option,
+    may_bring_others,
+    names_index,
+    package,
+    pins,
+    without_hash,
+)
 
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
@@ -49,6 +58,7 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     yield from _image(job)
     yield from _variables(job)
     yield from _setup(job)
+    yield from _requirements(job)
     yield from _extra(job)
     if job.nodes.elastic:
         problem = f"SkyPilot starts a fixed number of machines, not {job.nodes}"
@@ -176,13 +186,31 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
             f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
         )
         yield Conflict(("requirements", "checkpoint.dir"), problem, f"add {needed}==VERSION", False)
+
+
+def _requirements(job: SkyJob) -> Iterator[Conflict]:
     pinned: dict[str, str] = {}
     for i, name, version in pins(job.requirements):
         if pinned.setdefault(name, version) != version:
             problem = f"asks for {name}=={version}, and for {name}=={pinned[name]} above"
             yield Conflict((f"requirements[{i}]", "requirements"), problem, "keep one of them")
+        if "+" in version and not any(map(names_index, job.requirements)):
+            problem = f"{version} is not on PyPI, which has no version with +"
+            remedy = "add --extra-index-url URL, as a line of its own"
+            yield Conflict((f"requirements[{i}]", "requirements"), problem, remedy, False)
+    for i in without_hash(job.requirements):
+        problem = "has no hash, and if one package has a hash, pip wants one of each"
+        remedy = "add --hash=sha256:HASH to it, or leave out all hashes"
+        yield Conflict((f"requirements[{i}]", "requirements"), problem, remedy)
     for i, requirement in enumerate(job.requirements):
         fields = (f"requirements[{i}]", "requirements")
+        if re.fullmatch(r"[\w./~-]+\.(txt|in)", requirement):
+            problem = f"{requirement} would be the name of a package, not of a file"
+            yield Conflict(fields, problem, f"write -r {requirement}", "/" in requirement)
+            continue
+        if option := ignored_option(requirement):
+            problem = f"pip ignores {option} behind a requirement"
+            yield Conflict(fields, problem, "write it as a line of its own", False)
         if not job.code and (folder := directory(requirement)):
             problem = f"{folder} is a directory, and only those in code travel"
             yield Conflict(fields, problem, f"write code: {folder}")

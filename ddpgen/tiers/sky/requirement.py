@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddpgen.spec.fields import Refused, Text, show
 from ddpgen.spec.yamltree import Scalar
@@ -37,6 +37,19 @@ _OPTION = (
     rf"|--(?!(requirement|constraint|{_FLAGS}|{_WITH_VALUE})\b(?!-))[a-z][a-z-]*((=| +){_WORD})?"
 )
 _COMMENT = r"#[^\0-\x1f']*"
+# Options of pip's command line (pip 26), which no requirements file may have.
+_COMMAND_LINE = (
+    "abi|break-system-packages|cache-dir|cert|compile|debug|disable-pip-version-check|dry-run|force-reinstall"
+    "|ignore-installed|ignore-requires-python|implementation|isolated|log|no-build-isolation|no-cache-dir|no-clean"
+    "|no-color|no-compile|no-deps|no-input|platform|prefix|progress-bar|proxy|python|python-version|quiet|report"
+    "|retries|root|src|target|timeout|upgrade|upgrade-strategy|user|verbose"
+)
+# An option behind a requirement that pip reads only on a line of its own.
+_IGNORED = re.compile(
+    r"(?!-)[^\"'#]*? (-[cefir]|--(?!(?:hash|config-settings|global-option)\b)[a-z-]+)"
+)
+# A version as PEP 440 writes it, with more freedom in the order of its parts.
+_PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
 # The text before a match is the requirement itself, without options, comment and marker.
 _END = re.compile(r"(^| )(-|#)|;")
@@ -49,18 +62,30 @@ class Requirement(Text):
     """One line of a requirements file: a package, a URL or an option."""
 
     def __init__(self) -> None:
-        requirement = rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *[^ ']+|{_URL}|{_PATH}){_MARKER}"
+        requirement = (
+            rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *(?=[a-z+]+:|\$)[^ ']+|{_URL}|{_PATH}){_MARKER}"
+        )
         line = rf"({requirement}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
         super().__init__(line, "one line of a requirements file, like torch==2.13.0 or -r FILE")
 
     def parse(self, raw: Scalar) -> str:
         if re.match(r"(python3? -m )?pip3? +install\b", raw.text):
             raise Refused("is a command", "write what it installs alone, like torch==2.13.0")
-        if re.fullmatch(rf"{_NAME}{_EXTRAS} *= *[0-9][^ =]*", raw.text):
-            problem = f"{show(raw.text)} has one = before its version"
-            raise Refused(problem, f"write {re.sub(' *= *', '==', raw.text)}")
+        if re.fullmatch(rf"{_NAME}{_EXTRAS} *[=@] *[0-9][^ =]*", raw.text):
+            problem = f"{show(raw.text)} has no == before its version"
+            raise Refused(problem, f"write {re.sub(' *[=@] *', '==', raw.text)}")
+        if address := re.search(r"(?:^|[ =@])((?:git|hg|svn|bzr)\+(?![a-z]+:|\$)[^ ]*)", raw.text):
+            remedy = "write one like git+ssh://git@HOST/OWNER/NAME.git"
+            raise Refused(f"{show(address[1])} is no URL", remedy)
         text = super().parse(raw)
+        if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
+            problem = f"{option[1]} is for pip's command line alone"
+            raise Refused(problem, "leave it out; the environment is the job's own")
         versions = _EXACT.findall(_END.split(text)[0])
+        for version in versions:
+            if not re.fullmatch(_PEP440, version, re.IGNORECASE):
+                remedy = "write one like ==2.13.0, or ==2.* for any that begins so"
+                raise Refused(f"{show(version)} is no version", remedy)
         if len(set(versions)) > 1:
             problem = f"{show(text)} asks for {' and '.join(versions[:2])} at once"
             raise Refused(problem, "keep one of them")
@@ -75,8 +100,10 @@ def package(requirement: str) -> str:
 
 
 def directory(requirement: str) -> str:
-    """Return the relative directory that the requirement installs; "" if it installs none."""
-    match = re.match(rf"(-e *|--editable(=| +))?(?P<path>{_PATH})(?=[ ;\[]|$)", requirement)
+    """Return the relative directory that the requirement installs, or has pip look into; "" without one."""
+    match = re.match(
+        rf"(-[ef] *|--(editable|find-links)(=| +))?(?P<path>{_PATH})(?=[ ;\[]|$)", requirement
+    )
     path = match["path"].partition("[")[0] if match else ""
     return "" if path.startswith(("-", "/")) or re.fullmatch(_ARCHIVE, path) else path
 
@@ -93,6 +120,28 @@ def floats(requirement: str) -> bool:
     """True if the requirement may mean another version next month."""
     wanted = _END.split(requirement)[0]
     return bool(package(requirement)) and "==" not in wanted and "@" not in wanted
+
+
+def ignored_option(requirement: str) -> str:
+    """Return the option behind the requirement that pip ignores there; "" without one."""
+    option = _IGNORED.match(requirement)
+    return option[1] if option else ""
+
+
+def names_index(requirement: str) -> bool:
+    """True if pip may learn from the line where else packages are."""
+    return bool(
+        re.match(r"-[ifr]|--(extra-index-url|index-url|find-links|requirement)\b", requirement)
+    )
+
+
+def without_hash(requirements: Sequence[str]) -> Iterator[int]:
+    """Yield the index of each package that lacks a hash. If one has a hash, pip asks for all of them."""
+    hashed = any(re.search(r"(^--require-hashes| --hash)\b", each) for each in requirements)
+    if hashed and not any(map(files_of, requirements)):
+        for i, requirement in enumerate(requirements):
+            if package(requirement) and not re.search(r" --hash\b|#sha\d+=", requirement):
+                yield i
 
 
 def may_bring_others(requirement: str) -> bool:
