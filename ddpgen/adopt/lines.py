@@ -1,6 +1,7 @@
-"""The spec's own lines of bash (`activate`, `setup`), read by `bash -n` before any machine runs them.
+"""The spec's own lines of bash (`activate`, `setup`) and words for ssh, read by `bash -n` and `ssh -G` before a launch.
 
-Runs bash only if the spec has such lines and this machine has bash. Nothing of the lines is run.
+Runs bash or ssh only if the spec has such lines or words, and this machine has the program. Nothing of the lines is
+run, no host is asked, and ssh reads no file of the user.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import functools
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ddpgen.spec import places
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -41,9 +43,30 @@ _TRAPS = (
 )
 # The lines may turn on extglob, and `bash -n` does not run that command.
 _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
+# ssh takes the first value of a -o, and the last one of a letter. With the first word it asks no name server.
+_SSH_BEFORE = ("ssh", "-o", "CanonicalizeHostname=no")
+_SSH_AFTER = ("-F", "/dev/null", "-E", "/dev/stderr", "-T", "-G", "--", "host")
+_TALK_OF_SSH = re.compile("Warning: |OpenSSH_|debug")
+# Complaints about a value that no version of ssh takes. Another version may know other names.
+_NO_VALUE_OF_SSH = re.compile(
+    "bad (?!configuration).*(port|number|forwarding)|invalid", re.IGNORECASE
+)
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the faults of the lines of bash, and the fault that ssh finds in its words."""
+    yield from _bash(job)
+    words = getattr(job, "ssh_options", ())
+    if words and not any(places.ssh_options_faults(words)) and (fault := _ssh_fault(words)):
+        yield Conflict(
+            ("ssh_options",),
+            f"ssh says: {fault}",
+            "write it as ssh(1) and ssh_config(5) have it",
+            fatal=bool(_NO_VALUE_OF_SSH.search(fault)),
+        )
+
+
+def _bash(job: JobSpec) -> Iterator[Conflict]:
     """Yield the faults of each list of lines: those that bash finds, and those of _TRAPS."""
     brings_conda = any(getattr(job.environment, name, None) for name in ("modules", "conda"))
     for field, lines in _lines_of(job, ""):
@@ -91,29 +114,47 @@ def _entry(lines: Sequence[str], number: int) -> int:
 @functools.cache
 def _fault(script: str) -> tuple[int, str] | None:
     """Return the line and the words of bash's complaint; None if bash has no complaint, or is not installed."""
-    bash = shutil.which(_BASH[0])
-    if bash is None:
+    # Without BASH_ENV, which bash would read first.
+    lines = _complaint(_BASH, script.encode("utf-8", "surrogatepass"), {"LC_ALL": "C"})
+    if not lines:
         return None
+    match = re.search(r"line (\d+): (.*)", lines[0])
+    return (int(match[1]), match[2]) if match else (1, lines[0])
+
+
+@functools.cache
+def _ssh_fault(words: tuple[str, ...]) -> str:
+    """Return the complaint of ssh about its words; "" if it does not complain, or is not installed."""
+    lines = _complaint((*_SSH_BEFORE, *words, *_SSH_AFTER))
+    lines = [line for line in lines if not _TALK_OF_SSH.match(line)]
+    return re.sub("^command-line:? line 0: ", "", lines[0]).rstrip(".") if lines else ""
+
+
+def _complaint(
+    command: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the lines that a program writes when it fails; none if it succeeds, or is not installed."""
+    path = shutil.which(command[0])
+    if path is None:
+        return []
     # Here, because most jobs have no such lines.
     import subprocess
 
     from ddpgen.driver import trace
 
-    ended = trace.begin(_BASH)
+    ended = trace.begin(command)
     try:
         done = subprocess.run(
-            [bash, *_BASH[1:]],
-            input=script.encode("utf-8", "surrogatepass"),
+            [path, *command[1:]],
+            input=stdin,
             capture_output=True,
-            env={"LC_ALL": "C"},  # without BASH_ENV, which bash would read first
+            env=env,
             timeout=_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
     ended(done.returncode)
     if done.returncode == 0:
-        return None
-    complaint = done.stderr.decode("utf-8", "replace").partition("\n")[0]
-    match = re.search(r"line (\d+): (.*)", complaint)
-    return (int(match[1]), match[2]) if match else (1, complaint)
+        return []
+    return done.stderr.decode("utf-8", "replace").splitlines() or [""]

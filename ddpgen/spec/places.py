@@ -46,6 +46,14 @@ _AROUND_ENVIRONMENT = re.compile(
 _NO_PYTHON = re.compile(
     r"(activate|pip|conda|uv|torchrun|accelerate|deepspeed|srun|mpirun|bash|sh|zsh)[0-9.]*(\.\w+)?"
 )
+# Options of ssh_config(5) that do the same as the last ones.
+_SSH_NO_COMMAND_NAMES = re.compile(
+    r"\s*(sessiontype[\s=]+(none|subsystem)|(stdinnull|forkafterauthentication)[\s=]+(yes|true))\b",
+    re.IGNORECASE,
+)
+# A host of ssh: a name or an IPv6 address. ssh:// takes an IPv6 address in [] alone.
+_SSH_HOST = re.compile(r"[^-,/:\[][^,/:]*|\[[^]/]+\]")
+_IPV6 = re.compile(r"[^-,/:\[]*:[^,/]*:[^,/]*")
 _DESTINATION = "a destination of ssh: an alias, user@host or ssh://user@host:port"
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
@@ -275,7 +283,7 @@ def _destination_fault(destination: str) -> Refused | None:
         target = target[: port.start()]
     elif target != destination:
         target = target.removesuffix("/")
-    elif target.count(":") == 1 and "\\" not in target:
+    elif re.fullmatch("[^:/]+:[0-9]+", target):
         problem = f"{destination} is no destination of ssh: it takes a port otherwise"
         return Refused(problem, f"write ssh://{destination}")
     user, at, host = target.rpartition("@")
@@ -283,7 +291,11 @@ def _destination_fault(destination: str) -> Refused | None:
         return Refused("names no host", "write an alias, user@host or its like")
     if at and (not user or user.endswith("@")):
         return Refused(f"{show(destination)} names no user", f"write {host}, or USER@{host}")
-    if "/" in host:
+    if not re.fullmatch("[^:,/]*", user):
+        problem = f"{show(user)} is no user, and ssh takes neither a password nor a second host"
+        return Refused(problem, f"write {_DESTINATION}")
+    uri = destination.startswith("ssh://")
+    if not (_SSH_HOST.fullmatch(host) or (not uri and _IPV6.fullmatch(host))):
         return Refused(f"{show(host)} is no address", f"write {_DESTINATION}")
     # An alias in ~/.ssh/config may have any name, such as 2.
     return number_fault(host) if host.count(".") == 3 else None
@@ -294,6 +306,8 @@ def ssh_options_faults(words: Sequence[str]) -> Iterator[tuple[int, Refused]]:
     value_of = ""
     for i, word in enumerate(words):
         if value_of:
+            if value_of == "o" and (name := _SSH_NO_COMMAND_NAMES.match(word)):
+                yield i, Refused(f"with {name[1]} ssh runs no command on the host", "leave it out")
             value_of = ""
             continue
         match = re.fullmatch(rf"-(?!-)([^{_SSH_VALUES}]*)(.?)(.*)", word, re.DOTALL)
@@ -307,6 +321,8 @@ def ssh_options_faults(words: Sequence[str]) -> Iterator[tuple[int, Refused]]:
             yield i, Refused(f"with -{other} ssh runs no command on the host", "leave it out")
         elif other:
             yield i, Refused(f"-{other} is no option of ssh", "write one of ssh(1)")
+        elif letter == "o" and (name := _SSH_NO_COMMAND_NAMES.match(value)):
+            yield i, Refused(f"with {name[1]} ssh runs no command on the host", "leave it out")
         elif value.startswith(" "):
             remedy = f'write two words: "-{letter}", "{value.strip()}"'
             yield i, Refused(f"{show(word)} is one word with a space in it", remedy)

@@ -41,6 +41,8 @@ REFUSED = [
         "$DATA ",
     ),
     (SLURM.format("login: 'gate:22'"), "8:26 targets.slurm.login", "ssh://gate:22"),
+    (SLURM.format("login: 'https://gate'"), "8:26 targets.slurm.login", "user@host"),
+    (SLURM.format("login: 'me:pw@gate'"), "8:26 targets.slurm.login", "password"),
     (SLURM.format("dir: $SCRATCH"), "8:24 targets.slurm.dir", "$SCRATCH "),
     (HOSTS.format("{name: a, ssh: '@h'}"), "8:42 targets.hosts.hosts[0].ssh", "user"),
     (HOSTS.format("{name: a, ssh: 'ssh://h:0'}"), "8:42 targets.hosts.hosts[0].ssh", "port"),
@@ -125,15 +127,16 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
     ),
     (
         places.Destination().parse_text,
-        ("h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b"
+        ("h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b  ::1  [::1]  fe80::1%eth0"
         "  ssh://me@h:22/  2  me@2  300  1.2"),
         ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  ssh://h:0/  ssh://h:22/x  h/x"
-        "  sh://h  ssh://h/x  10.0.0.300  me@10.0.0.011"),
+        "  sh://h  ssh://h/x  10.0.0.300  me@10.0.0.011  https://h  me:pw@h  ssh:/me@h  ssh://me:pw@h:22  me@a,me@b"
+        "  a,b  [::1]:22  me@-h  ssh://2001:db8::1:22  me@h:/home/me"),
     ),
     (
         ssh_words,
-        "-J,gate  -o,ConnectTimeout=5  -oPort=22,-4,-vv  -p2222,-i,~/.ssh/k  -F,/etc/x  -tt,-A  -vp,22  -o,-x",
-        "-p  -v,-i  gate  -J,gate,b  --  -  -N  -vf  -W,a:1  -Q,key  -Z  -o,A=1,-n",
+        "-J,gate  -o,ConnectTimeout=5  -oPort=22,-4,-vv  -p2222,-i,~/.ssh/k  -F,/etc/x  -tt,-A  -vp,22  -o,-x  -o,SessionType=default  -oStdinNull=no",
+        "-p  -v,-i  gate  -J,gate,b  --  -  -N  -vf  -W,a:1  -Q,key  -Z  -o,A=1,-n  -o,SessionType=none  -ostdinnull=yes  -v,-o,ForkAfterAuthentication=true",
     ),
     (places.Prefix().parse_text, "a  a/b  runs/steps  step-x  a/stop  lock", "step-000000001  a/step-000000001/b"),
 ]  # fmt: skip

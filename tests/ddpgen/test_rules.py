@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,44 @@ def test_lines_of_bash_on_a_machine_without_bash(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "")
     assert not findings(spec(top="python: {activate: [done]}"))
     lines._fault.cache_clear()
+
+
+WORDS = [
+    ("-p, '99999'", True, "Bad port '99999'"),
+    ("-o, ConnectTimeout=never", True, "time value"),
+    ("-o, ProxyJmp=gate", False, "proxyjmp"),
+    ("-c, aes999", False, "aes999"),
+    ("-o, 'IdentityFile=${NOT_HERE}/x', -v", False, ""),
+    ("-J, 'a,b', -i, /not/here, -o, CanonicalizeHostname=yes, -E, /not/here", False, ""),
+]
+
+
+def with_words(words: str) -> str:
+    hosts = f"hosts: [a, b], ssh_options: [{words}]"
+    return f"{spec(nodes=2)}targets:\n  hosts: {{{hosts}}}\n"
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")
+@pytest.mark.parametrize(("words", "fatal", "complaint"), WORDS)
+def test_ssh_reads_its_words(words: str, fatal: bool, complaint: str) -> None:
+    told = findings(with_words(words))
+    assert [finding.fatal for finding in told] == ([fatal] if complaint else [])
+    assert all(complaint in finding.problem for finding in told)
+
+
+def test_ssh_reads_its_words_once_for_all_tiers_and_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(f"Match exec 'touch {tmp_path}/ran'\n")
+    lines._ssh_fault.cache_clear()
+    words = f"-F, {tmp_path}/config, -o, 'ProxyCommand=touch {tmp_path}/ran'"
+    assert not findings(f"{with_words(words)}  slurm: {{login: h, ssh_options: [{words}]}}\n")
+    assert lines._ssh_fault.cache_info().misses == 1
+    assert not (tmp_path / "ran").exists()
+    lines._ssh_fault.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert not findings(with_words("-p, '99999'"))
+    lines._ssh_fault.cache_clear()
 
 
 BIG = "x" * (128 << 10)

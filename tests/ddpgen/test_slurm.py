@@ -169,6 +169,16 @@ REFUSED = [
     ("environment: {container: 'docker://'}", "9:36 targets.slurm.environment.container", "NAME"),
     ("login: h, ssh_options: [-N]", "9:35 targets.slurm.ssh_options[0]", "no command"),
     (
+        "login: h, ssh_options: [-o, StdinNull=yes]",
+        "9:39 targets.slurm.ssh_options[1]",
+        "no command",
+    ),
+    (
+        "login: h, ssh_options: [-oSessionType=none]",
+        "9:35 targets.slurm.ssh_options[0]",
+        "no command",
+    ),
+    (
         "environment: {container: {image: x, mounts: '/a:b'}}",
         "9:55 targets.slurm.environment.container.mounts",
         "/TARGET",
