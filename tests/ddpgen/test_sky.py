@@ -269,6 +269,22 @@ REFUSED = [
         "10:34 targets.sky.image",
         "docker:a/b:2",
     ),
+    (
+        f"{BUCKET}, image: ami-01, infra: [aws/r-1, aws]",
+        "",
+        "10:49 targets.sky.infra",
+        "aws/REGION",
+    ),
+    (f"{BUCKET}, image: ami-01, infra: gcp", "", "10:34 targets.sky.image", "infra: aws/REGION"),
+    (
+        f"{BUCKET}, infra: aws/r-1, image: ami-01, network_tier: best",
+        "",
+        "10:72 targets.sky.network_tier",
+        "docker:NAME",
+    ),
+    (f"{BUCKET}, infra: aws, labels: {{a: b c}}", "", "10:51 targets.sky.labels.a", "spaces"),
+    (f"{BUCKET}, infra: gcp, labels: {{A: b}}", "", "10:51 targets.sky.labels.A", "small letters"),
+    (f"{BUCKET}, infra: K8s, labels: {{a: b c}}", "", "10:51 targets.sky.labels.a", "63 letters"),
     (f"{BUCKET}, extra: [1]", "", "10:34 targets.sky.extra", "mapping"),
     (f"{BUCKET}, requirements: [-e ./x]", "", "10:42 targets.sky.requirements[0]", "code: ./x"),
     (
@@ -419,11 +435,11 @@ VALUES = [
         JOB["infra"].leaf,
         ("aws|aws/us-east-1/us-east-1a|gcp/*/us-central1-a|k8s|k8s/arn:aws:eks:us-east-1:123:cluster/my"
         "|kubernetes/gke_p_us-central1_c|slurm/cluster/part|ssh/pool"),
-        "AWS|aws/|aws/a/b/c|k8s/|k8s/a b|aws/a:b|asw|awss/us-east-1",
+        "Asw|aws/|aws/a/b/c|k8s/|k8s/a b|aws/a:b|asw|awss/us-east-1",
     ),
     (
         JOB["image"],
-        f"docker:ubuntu|docker:a/b:2|docker:ghcr.io:443/a/b:2@sha256:{'0' * 64}|ami-01|skypilot:gpu",
+        f"docker:ubuntu|docker:a/b:2|docker:ghcr.io:443/a/b:2@sha256:{'0' * 64}|ami-01|skypilot:gpu|/CommunityGalleries/a/Images/b",
         f"docker:|docker:a:b:c|docker:a@sha256:abc|docker:A/B|docker:a@sha256:{'x' * 64}",
     ),
     (JOB["instance_type"], "p4d.24xlarge|VM.GPU.A10.1$_4_64|Standard_NC24ads_A100_v4", "a b|$x|a;b"),
@@ -478,6 +494,12 @@ def test_every_file_that_requirements_name_travels(run: Run, tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_a_cloud_may_have_capital_letters() -> None:
+    named_in_capitals = job(f"{BUCKET}, infra: [AWS/us-east-1, K8s/My:context]")
+    assert isinstance(named_in_capitals, SkyJob)
+    assert named_in_capitals.infra == ("aws/us-east-1", "k8s/My:context")
+
+
 @pytest.mark.parametrize(("sky", "top", "where", "word"), REFUSED)
 def test_what_skypilot_would_take_for_something_else(
     sky: str, top: str, where: str, word: str
@@ -525,6 +547,21 @@ WARNED = [
         f"{BUCKET}, cpus: 1",
         "10:33 targets.sky.cpus",
         "2 processes",
+    ),
+    (
+        f"{BUCKET}, infra: [aws, aws/us-east-1a]",
+        "10:40 targets.sky.infra[1]",
+        "aws/us-east-1/us-east-1a",
+    ),
+    (
+        f"{BUCKET}, infra: gcp/us-central1-a",
+        "10:34 targets.sky.infra",
+        "gcp/us-central1/us-central1-a",
+    ),
+    (
+        f"{BUCKET}, infra: gcp/us-central1/us-west1-a",
+        "10:34 targets.sky.infra",
+        "gcp/us-west1/us-west1-a",
     ),
     (f"{BUCKET}, infra: lambda", "10:34 targets.sky.infra", "spot: false"),
     (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "16+"),

@@ -558,6 +558,10 @@ infra: nebius
 infra: oci/us-sanjose-1
 infra: k8s
 infra: kubernetes
+infra: AWS/us-east-1
+infra: aws/us-west-2/us-west-2-lax-1a
+infra: aws/*/*
+infra: [GCP, K8s/arn:aws:eks:us-east-1:1:cluster/c]
 infra: k8s/my-context
 infra: k8s/arn:aws:eks:us-east-1:123456789012:cluster/my-cluster
 infra: k8s/gke_my-project_us-central1-c_my-cluster
@@ -594,7 +598,11 @@ disk_size: 2TB
 disk_tier: best
 network_tier: best
 network_tier: standard
-image: ami-0123456789abcdef0 ;; infra: aws
+image: ami-0123456789abcdef0 ;; infra: aws/us-east-1
+image: ami-0123456789abcdef0 ;; infra: [aws/us-east-1, aws/*/us-west-2a]
+image: /CommunityGalleries/g-0/Images/i ;; infra: azure
+image: skypilot:gpu-ubuntu-2204 ;; infra: aws
+image: projects/p/global/images/i ;; infra: gcp ;; network_tier: best
 image: skypilot:gpu-ubuntu-2204 ;; infra: [aws/us-east-1, gcp]
 image: projects/deeplearning-platform-release/global/images/family/pytorch ;; infra: gcp
 image: docker:nvcr.io/nvidia/pytorch:24.05-py3
@@ -608,6 +616,10 @@ labels: {}
 labels: {team: "no", cost-centre: "0123", what/for: a-b_c.d}
 labels: {a: 1.10, b: 007, c: ''}
 labels: {kubernetes.io/x: y}
+labels: {Owner: a/b@c, "x": ""} ;; infra: aws
+labels: {owner: first_last} ;; infra: gcp
+labels: {owner: First.Last, a.b/c: ""} ;; infra: k8s
+labels: {Owner: "First Last"} ;; infra: azure
 autostop: 10min
 autostop: 1h
 autostop: 90s

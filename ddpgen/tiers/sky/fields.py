@@ -40,7 +40,7 @@ _MEMORY = Text(
     rf"{_POSITIVE}([KMGTPkmgtp][BIbi])?\+?", 'GB like "64", "64GB", or "64+" for at least that'
 )
 # A context of Kubernetes may be an ARN, which holds colons and slashes.
-_INFRA = r"([a-z0-9]+|[*])(/[A-Za-z0-9*._@-]+){0,2}|(k8s|kubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*"
+_INFRA = r"([A-Za-z0-9]+|[*])(/[A-Za-z0-9*._@-]+){0,2}|([Kk]8[Ss]|[Kk]ubernetes)/[A-Za-z0-9][A-Za-z0-9._@:/+-]*"
 # The clouds of SkyPilot 0.14 (sky/clouds/), and its other names for two of them.
 _CLOUDS = (
     "aws", "azure", "cudo", "digitalocean", "do", "fluidstack", "gcp", "hyperbolic", "ibm", "k8s", "kubernetes",
@@ -70,18 +70,20 @@ class Infra(Text):
         super().__init__(_INFRA, "a cloud like aws, aws/REGION[/ZONE] or k8s/CONTEXT")
 
     def parse(self, raw: Scalar) -> str:
-        text = super().parse(raw)
-        cloud = text.partition("/")[0]
+        cloud, slash, place = super().parse(raw).partition("/")
+        cloud = cloud.lower()
         if cloud not in (*_CLOUDS, "*"):
             raise Refused(f"{show(cloud)} is no cloud of SkyPilot", did_you_mean(cloud, _CLOUDS))
-        return text
+        return f"{cloud}{slash}{place}"
 
 
 class Image(Text):
     """An image of the machines: a container's, or one of a cloud."""
 
     def __init__(self) -> None:
-        super().__init__(r"[A-Za-z0-9][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id")
+        super().__init__(
+            r"[A-Za-z0-9/][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id"
+        )
 
     def parse(self, raw: Scalar) -> str:
         text = super().parse(raw)

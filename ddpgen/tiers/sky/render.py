@@ -13,6 +13,7 @@ from typing import Any
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import unwise
+from ddpgen.spec.fields import show
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
@@ -39,6 +40,34 @@ _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
+# Cloud → the names and values of its labels in SkyPilot 0.14 (is_label_valid in sky/clouds/), and the same in words.
+_LABELS = {
+    "aws": (
+        r"(?!aws:)[\S]{1,127}$",
+        r"[\S]{0,255}$",
+        "a name of up to 127 characters and a value of up to 255, without spaces",
+    ),
+    "gcp": (
+        r"[a-z]([a-z0-9_-]{0,62})?$",
+        r"[a-z0-9_-]{0,63}$",
+        "up to 63 small letters, digits, `_` and `-`, a letter first in the name",
+    ),
+    "k8s": (
+        r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\/)?[a-z0-9]([-a-z0-9_.]{0,61}[a-z0-9])?$",
+        r"([a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?)?$",
+        "up to 63 letters, digits, `_`, `.` and `-`, small ones in the name",
+    ),
+}
+_LABELS |= {"kubernetes": _LABELS["k8s"], "ssh": _LABELS["k8s"]}
+# Cloud → the names of its zones. The group is the region of the zone.
+_ZONES = {
+    "aws": re.compile(r"([a-z]+(-[a-z]+)+-[0-9]+)[a-z]"),
+    "gcp": re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]"),
+}
+# The first letters of the images that only one cloud has → that cloud.
+_IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
+# The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
+_BEST_WITH_IMAGE = {"gcp", "nebius"}
 _LEAST_GB = 0.25  # of memory, below which Python with torch does not start
 # SkyPilot sets these for every task.
 _SKY_PREFIX = "SKYPILOT_"
@@ -55,7 +84,9 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields that SkyPilot would refuse or misread."""
     yield from _storage(job)
     yield from _machines(job)
+    yield from _places(job)
     yield from _image(job)
+    yield from _labels(job)
     yield from _variables(job)
     yield from _setup(job)
     yield from _requirements(job)
@@ -150,18 +181,58 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
 
 
+def _places(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each zone that is written as a region, or that is in another region."""
+    for i, place in enumerate(job.infra):
+        cloud, _, names = place.partition("/")
+        region, _, zone = names.partition("/")
+        if cloud not in _ZONES:
+            continue
+        match = _ZONES[cloud].fullmatch(zone or region)
+        if match and region not in (match[1], "*"):
+            problem = f"{match[0]} is a zone of {cloud}" + (f" in {match[1]}" if zone else "")
+            remedy = f"write {cloud}/{match[1]}, or {cloud}/{match[1]}/{match[0]}"
+            yield Conflict((f"infra[{i}]", "infra"), problem, remedy, False)
+
+
 def _image(job: SkyJob) -> Iterator[Conflict]:
     image = job.image or ""
-    if image and not image.startswith("docker:") and (not job.clouds or "*" in job.clouds):
+    if image.startswith("docker:"):
+        if "@sha256:" not in image:
+            problem = f"{image} may be another image the next time a machine starts"
+            yield Conflict(("image",), problem, "name it by digest: docker:NAME@sha256:…", False)
+    elif image and (not job.clouds or "*" in job.clouds):
         problem = f"{image} is one cloud's image, and infra does not name the cloud"
         remedy = f"write infra: with that cloud, or image: docker:{image} if it is a container's"
         yield Conflict(("image", "infra"), problem, remedy)
-    elif "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
+    elif "/" in image and ":" in image and not image.startswith(("projects/", "ocid1.")):
         problem = f"{image} looks like a container's image, and would be taken for a cloud's"
         yield Conflict(("image",), problem, f"write docker:{image}", False)
-    if image.startswith("docker:") and "@sha256:" not in image:
-        problem = f"{image} may be another image the next time a machine starts"
-        yield Conflict(("image",), problem, "name it by digest: docker:NAME@sha256:…", False)
+    elif image:
+        yield from _image_of_a_cloud(job, image)
+
+
+def _image_of_a_cloud(job: SkyJob, image: str) -> Iterator[Conflict]:
+    owner = next((cloud for start, cloud in _IMAGES.items() if image.startswith(start)), None)
+    if owner and (others := job.clouds - {owner}):
+        problem = f"{image} is an image of {owner}, and infra names {', '.join(sorted(others))}"
+        yield Conflict(("image", "infra"), problem, f"write infra: {owner}/REGION")
+    elif not image.startswith("skypilot:") and {"aws", "aws/*", "aws/*/*"} & {*job.infra}:
+        problem = f"{image} is in one region of aws, and infra does not name the region"
+        yield Conflict(("infra", "image"), problem, "write aws/REGION, like aws/us-east-1")
+    if job.network_tier == "best" and (others := job.clouds - _BEST_WITH_IMAGE):
+        problem = f"{image} cannot have network_tier: best on {', '.join(sorted(others))}"
+        remedy = "leave one of them out, or write image: docker:NAME@sha256:DIGEST"
+        yield Conflict(("network_tier", "image"), problem, remedy)
+
+
+def _labels(job: SkyJob) -> Iterator[Conflict]:
+    for cloud in sorted(job.clouds & _LABELS.keys()):
+        names, values, allowed = _LABELS[cloud]
+        for name, value in job.labels.items():
+            if not (re.match(names, name) and re.match(values, value)):
+                problem = f"{show(f'{name}={value}')} is no label of {cloud}"
+                yield Conflict((f"labels.{name}", "labels"), problem, f"write {allowed}")
 
 
 def _variables(job: SkyJob) -> Iterator[Conflict]:
