@@ -106,7 +106,7 @@ def test_what_every_task_says(task: Rendered) -> None:
 
 
 def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> None:
-    cached = "bucket: {url: gs://bbb, mode: cached, prefix: a/b, path: /mnt/ck}"
+    cached = "bucket: {url: gs://bbb, mode: cached, prefix: a/b, path: /mnt/ck/}"
     assert task(cached)["file_mounts"] == {
         "/mnt/ck": {
             "source": "gs://bbb",
@@ -386,6 +386,7 @@ REFUSED = [
     ("checkpoint: {dir: 's3://Not_Legal/x'}", "", "10:27 targets.sky.checkpoint.dir", "S3"),
     ("bucket: s3://Not_Legal", "", "10:17 targets.sky.bucket", "S3"),
     ("bucket: {url: s3://bbb, path: /var/x}", "", "10:39 targets.sky.bucket.path", "/checkpoints"),
+    ("bucket: {url: s3://bbb, path: /opt/}", "", "10:39 targets.sky.bucket.path", "/checkpoints"),
     ("bucket: {url: s3://bbb, path: /..}", "", "10:39 targets.sky.bucket.path", "/checkpoints"),
     (
         "checkpoint: {dir: 's3://KEY:SECRET@bbb/x'}",
@@ -562,6 +563,11 @@ WARNED = [
         f"{BUCKET}, infra: gcp/us-central1/us-west1-a",
         "10:34 targets.sky.infra",
         "gcp/us-west1/us-west1-a",
+    ),
+    (
+        f"{BUCKET}, spot: false, preempted_every: 2h",
+        "10:57 targets.sky.preempted_every",
+        "spot",
     ),
     (f"{BUCKET}, infra: lambda", "10:34 targets.sky.infra", "spot: false"),
     (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "16+"),

@@ -628,6 +628,7 @@ recovery: {strategy: eager_next_region}
 recovery: {restarts_on_errors: 3}
 preempted_every: 2h
 preempted_every: 1d
+preempted_every: 1d ;; spot: false ;; infra: k8s
 notices: off
 secrets: [HF_TOKEN]
 nodes: 2
@@ -676,6 +677,8 @@ bucket: {url: s3://my-bucket, prefix: a/b.c/d_e}
 bucket: {url: s3://my-bucket, prefix: 007}
 bucket: {url: s3://my-bucket, path: /data/ck}
 bucket: {url: s3://my-bucket, path: /mnt/my.ck-1}
+bucket: {url: s3://my-bucket, path: /opt/ck}
+bucket: {url: s3://my-bucket, path: /checkpoints/}
 checkpoint: {dir: s3://my-bucket/x}
 checkpoint: {dir: gs://my-bucket/x}
 bucket: null ;; checkpoint: {dir: az://container/x}

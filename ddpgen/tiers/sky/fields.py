@@ -95,6 +95,16 @@ class Image(Text):
         return text
 
 
+class MountPath(Text):
+    """An absolute path on the machines, kept without a slash at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(r"(/[A-Za-z0-9._-]+)+/?", "a path like /checkpoints")
+
+    def parse(self, raw: Scalar) -> str:
+        return super().parse(raw).rstrip("/")
+
+
 class DiskSize(WholeNumber):
     """A number of GB. The unit may be there: 256GB, 2TB."""
 
@@ -118,9 +128,7 @@ class Bucket:
     url: str = setting(_BUCKET)
     mode: str = setting(Choice("mount", "cached"), "mount")
     prefix: str | None = setting(Prefix(), None)
-    path: str = setting(
-        Text(r"/[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", "a path like /checkpoints"), "/checkpoints"
-    )
+    path: str = setting(MountPath(), "/checkpoints")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -37,7 +37,7 @@ from ddpgen.tiers.sky.requirement import (
 )
 
 _SYSTEM = (
-    ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
+    ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
 # Cloud → the names and values of its labels in SkyPilot 0.14 (is_label_valid in sky/clouds/), and the same in words.
@@ -68,6 +68,8 @@ _ZONES = {
 _IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
 _BEST_WITH_IMAGE = {"gcp", "nebius"}
+# Where machines that are no spot machines may be taken back as well.
+_PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
 _LEAST_GB = 0.25  # of memory, below which Python with torch does not start
 # SkyPilot sets these for every task.
 _SKY_PREFIX = "SKYPILOT_"
@@ -144,7 +146,7 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
     ):
         yield Conflict(("bucket.url", "bucket"), fault.problem, fault.remedy)
     first = bucket.path.split("/")[1]
-    if first in _SYSTEM or ".." in bucket.path.split("/"):
+    if first in _SYSTEM or bucket.path == "/opt" or ".." in bucket.path.split("/"):
         problem = (
             f"{bucket.path} is the system's own place, or below a home that may be cleared away"
         )
@@ -167,6 +169,9 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
+    if job.preempted_every and not job.spot and not job.clouds & _PREEMPTS:
+        problem = "spot is false, and so no cloud takes a machine back"
+        yield Conflict(("preempted_every", "spot"), problem, "leave one of them out", False)
     if job.infra and job.clouds <= WITHOUT_SPOT and job.spot and not job.on_demand_fallback:
         problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
         yield Conflict(("infra", "spot"), problem, "write spot: false", False)
