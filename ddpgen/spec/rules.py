@@ -40,6 +40,10 @@ _SET_BY_TORCHRUN = frozenset([
 ])  # fmt: skip
 # The supervisor sets these from `nic`. The preflight checks the interface of `nic`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
+_UNFILLED = re.compile(
+    r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII
+)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
@@ -349,9 +353,9 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = f"leave it out, export it before the launch, and write secrets: [{name}]"
             yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
-        if re.search(rf"\$(\{{{name}\}}|{name}\b)", value):
-            problem = f"is taken as it is written: ${name} is not filled in"
-            remedy = f"write it in python.activate: export {name}=..."
+        if unfilled := _UNFILLED.search(value):
+            problem = f"is taken as it is written: {show(unfilled[0])} is not filled in"
+            remedy = f"write the value itself, or a line of python.activate: export {name}=..."
             yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
         if name in RESERVED_VARIABLES or name.startswith(("DDPGEN_", "PET_")):
             problem = (

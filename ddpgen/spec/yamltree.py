@@ -299,13 +299,14 @@ def _syntax(
             remedy = """write a ' within quotes as '', or put the value in "double quotes\""""
     elif "\t" in line[: position.column]:
         problem, remedy = "a tab stands in the indentation", "indent with spaces"
-    elif no_mapping and line.count(": ") > 1:
-        problem, remedy = "a second `: ` stands in one line", "put the value in quotes"
+    elif no_mapping and ": " in line[: position.column - 1]:
+        problem = "a second colon stands in this line"
+        remedy = "remove it, or put the value in quotes"
     elif no_mapping and line.startswith(" "):
         problem = "this line is indented below a line that has a value already"
         remedy = "indent it like the line above"
     elif no_mapping or "could not find expected ':'" in yaml_problem:
-        position = start or Position(position.line - 1)
+        position = start or Position(max(1, position.line - 1))
         problem = "this line is no `key: value`"
         remedy = "write a colon and a space after the key"
     elif "quoted scalar" in context and "end of stream" in yaml_problem:

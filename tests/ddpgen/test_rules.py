@@ -398,15 +398,20 @@ def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: b
 
 UNFILLED = [
     ({"top": "env: {PATH: '/opt/bin:$PATH'}"}, "6:13 env.PATH", "$PATH"),
-    ({"top": "env: {A: $PATH}"}, "", ""),
+    ({"top": "env: {A: $SCRATCH/x}"}, "6:10 env.A", "$SCRATCH"),
+    ({"top": "env: {A: 'a ${B} c'}"}, "6:10 env.A", "${B}"),
+    ({"top": "env: {A: $(date)}"}, "6:10 env.A", "$(date)"),
+    ({"top": "env: {A: ~/tmp}"}, "6:10 env.A", "~"),
+    ({"top": "env: {A: '/a:~/b'}"}, "6:10 env.A", "~"),
+    ({"top": "env: {A: $1, B: 5$, C: a~/b, D: 'a$$b'}"}, "", ""),
     ({"top": "checkpoint: {dir: a$1}"}, "", ""),
 ]
 
 
 @pytest.mark.parametrize(("changes", "where", "word"), UNFILLED)
-def test_a_variable_in_its_own_value_is_warned_of(
+def test_a_value_that_only_a_shell_fills_in_is_warned_of(
     changes: dict[str, object], where: str, word: str
 ) -> None:
     told = findings(spec(**changes))
     assert [Fault.of(finding).where for finding in told] == ([where] if where else [])
-    assert not any(finding.fatal or f"{word} " not in finding.problem for finding in told)
+    assert not any(finding.fatal or f'"{word}" ' not in finding.problem for finding in told)
