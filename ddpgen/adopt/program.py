@@ -11,13 +11,14 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddpgen.adopt import source, workloads
 from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.command import argument_words
 
 # A script that calls one of these saves files.
 _SAVE_CALLS = frozenset([
@@ -144,12 +145,12 @@ def outline(file: Path) -> Outline:
     saves = next(
         filter(None, (_saved_name(call, script) for call in script.calls)), Outline().saves
     )
-    options = _options(script) or _Options((), (), (), {})
-    option = next((name for name in options.names if _RESUME_OPTION.search(name)), "OPTION")
+    options = _options(script) or _Options({}, ())
+    option = next((name for name in options.long if _RESUME_OPTION.search(name)), "OPTION")
     word = _word_to_resume(script, option)
     value = f"={word or ('{newest}' if '*' in saves else saves)}"
-    value = "" if option in options.flags else value
-    return Outline(options.names, saves, f"--{option}{value}")
+    value = "" if options.long.get(option, _Option()).flag else value
+    return Outline(tuple(options.long), saves, f"--{option}{value}")
 
 
 def _saved_name(call: ast.Call, script: _Script) -> str:
@@ -221,7 +222,7 @@ class _Script:
 def _gpus(job: JobSpec, script: _Script) -> Iterator[Conflict]:
     if any(machine.gpus for machine in job.machines):
         return
-    values = _option_values(job.train.args)
+    values = _option_values(job.train)
     request = next(_gpu_requests(script, values), None)
     if request:
         node, value, remedy = request
@@ -256,20 +257,50 @@ def _gpu_requests(
                 yield value, word, _ASK_TORCH
 
 
-def _option_values(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
-    """Return the values of the options in `args` by name, with _ for -. A word without an option is its own name."""
+class _Given(NamedTuple):
+    """A word that the spec gives the script, at `field`.
+
+    `option`: its name without `--`; "" for a word that is no option. `value`: the value of the option, or the whole
+    word; None for an option without a value. `joined`: True if `=` joins option and value.
+    """
+
+    field: str
+    option: str
+    value: str | None
+    joined: bool = False
+
+
+def _given(train: Train) -> Iterator[_Given]:
+    """Yield the words of `args`, whether a list or a mapping, and of `resume.args`."""
+    args = train.args
     if isinstance(args, Mapping):
-        return {name.replace("-", "_"): str(value) for name, value in args.items()}
-    values, last_option = {}, ""
-    for word in args:
-        name, _, value = word.partition("=")
-        if name.startswith("--"):
-            last_option = name[2:].replace("-", "_")
-            values[last_option] = value
-        else:
-            values[last_option or word] = word
-            last_option = ""
-    return values
+        words = [
+            (f"train.args.{name}", word)
+            for name, value in args.items()
+            for word in argument_words(name, value, train.args_style)
+        ]
+    else:
+        words = [(f"train.args[{i}]", word) for i, word in enumerate(args)]
+    resume_words = [(f"train.resume.args[{i}]", word) for i, word in enumerate(train.resume.args)]
+    for group in (words, resume_words):
+        for i, (field, word) in enumerate(group):
+            if word == "--":
+                break
+            name, joined, value = word.partition("=")
+            following = group[i + 1][1] if i + 1 < len(group) else "-"
+            if not name.startswith("--"):
+                yield _Given(field, "", word)
+            elif joined:
+                yield _Given(field, name[2:], value, True)
+            else:
+                yield _Given(field, name[2:], None if following.startswith("-") else following)
+
+
+def _option_values(train: Train) -> Mapping[str, str]:
+    """Return the values of the options by name, with _ for -. A word without an option is its own name."""
+    return {
+        each.option.replace("-", "_") or str(each.value): each.value or "" for each in _given(train)
+    }
 
 
 def _reads_settings_file(values: Mapping[str, str]) -> bool:
@@ -299,93 +330,127 @@ def _devices(job: JobSpec, script: _Script) -> Iterator[Conflict]:
             yield _warning("procs_per_node", problem, remedy)
 
 
-_Types = Mapping[str, type[int | float]]
+class _Option(NamedTuple):
+    """One option of argparse. `flag`: it takes no value. `negated`: it has a form --no-NAME. `read`: int or float, if
+    the script reads the value as such a number. `choices`: the values that it may have; () for any."""
+
+    flag: bool = False
+    negated: bool = False
+    read: type[int | float] | None = None
+    choices: tuple[object, ...] = ()
 
 
 class _Options(NamedTuple):
-    """The options of the script's one argparse parser, or its globals that arguments replace. `types`: int or float, for
-    the options that take such a number."""
+    """The options of the script's one argparse parser, or its globals that arguments replace. `long`: by the name behind
+    `--`. `needed`: the names of the arguments that have to be given."""
 
-    names: tuple[str, ...]
+    long: Mapping[str, _Option]
     needed: tuple[str, ...]
-    flags: tuple[str, ...]
-    types: _Types
+
+    def named(self, name: str, abbreviated: bool) -> _Option | None:
+        """Return the option that argparse takes `name` for; None for an unknown one."""
+        negated = {
+            f"no-{n}": _Option(flag=True) for n, option in self.long.items() if option.negated
+        }
+        known = {**self.long, **negated}
+        meant = [option for n, option in known.items() if abbreviated and n.startswith(name)]
+        return known.get(name) or next(iter(meant), None)
 
 
 def _arguments(job: JobSpec, script: _Script) -> Iterator[Conflict]:
-    options = _options(script)
-    args = job.train.args
-    if options is None:
+    """Yield the options that the script does not have, and the values that it cannot take."""
+    options, args = _options(script), job.train.args
+    if options is None or (script.settings and _reads_settings_file(_option_values(job.train))):
         return
-    given = [(f"train.args.{name}", name) for name in args] if isinstance(args, Mapping) else []
-    for i, word in enumerate(job.train.resume.args):
-        if word.startswith("--"):
-            given.append((f"train.resume.args[{i}]", word[2:].partition("=")[0]))
-    for field, name in given:
-        negated = job.train.args_style == "no-prefix" or field.startswith("train.resume.")
-        plain = name.removeprefix("no-") if negated else name
-        known = (
-            name in options.names
-            if script.settings
-            else any(option.startswith((name, plain)) for option in options.names)  # or abbreviated
-        )
-        if not known:
-            remedy = did_you_mean(name.replace("_", "-"), options.names)
-            problem = f"{script.name} has no option --{name}"
-            yield Conflict((field, field.partition("[")[0]), problem, remedy, fatal=False)
-    if isinstance(args, Mapping):
-        yield from _values(args, options, script.name)
-
-
-def _values(args: Mapping[str, Any], options: _Options, script: str) -> Iterator[Conflict]:
-    """Yield the arguments that argparse would miss, and the values that it could not read."""
-    for name in options.needed:
+    for given in filter(lambda given: given.option, _given(job.train)):
+        option = options.named(given.option, abbreviated=not script.settings)
+        if option is None and given.option == "help":
+            problem, remedy = (
+                f"has {script.name} print its options, and train nothing",
+                "leave it out",
+            )
+        elif option is None:
+            remedy = did_you_mean(given.option.replace("_", "-"), options.long)
+            problem = f"{script.name} has no option --{given.option}"
+        else:
+            problem, remedy = _value_fault(given, option, script.name)
+        if problem:
+            fields = (given.field, given.field.partition("[")[0])
+            yield Conflict(fields, problem, remedy, fatal=False)
+    for name in options.needed if isinstance(args, Mapping) else ():
         if name not in args:
             remedy = "add it; a list of words can say positional ones"
-            yield _warning("train.args", f"{script} wants {name}", remedy)
-    for name, read in options.types.items():
-        value = args.get(name)
-        if isinstance(value, str) and "{" not in value:
-            try:
-                read(value)
-            except ValueError:
-                problem = f"{show(value)} is no {read.__name__}, and {script} reads --{name} as one"
-                yield _warning(f"train.args.{name}", problem, "correct it")
+            yield _warning("train.args", f"{script.name} wants {name}", remedy)
+
+
+def _value_fault(given: _Given, option: _Option, script: str) -> tuple[str, str]:
+    """Return why argparse cannot take the option's value, and the remedy; two "" if it can."""
+    name, value = given.option, given.value
+    if option.flag and given.joined:
+        problem = f"--{name} of {script} takes no value, and gets {show(value or '')}"
+        return problem, f"write --{name} alone; in a mapping, true with args_style: flags"
+    if option.flag or value is None or "{" in value:
+        return "", ""
+    try:
+        parsed = option.read(value) if option.read else value
+    except ValueError:
+        assert option.read
+        problem = f"{show(value)} is no {option.read.__name__}, and {script} reads --{name} as one"
+        return problem, "correct it"
+    if option.choices and parsed not in option.choices:
+        problem = f"{script} has no choice {show(value)} for --{name}"
+        return problem, did_you_mean(value, [*map(str, option.choices)])
+    return "", ""
+
+
+# Actions of argparse that take no value.
+_FLAGS = (
+    "store_true", "store_false", "store_const", "append_const", "count", "help", "version", "BooleanOptionalAction",
+)  # fmt: skip
 
 
 def _options(script: _Script) -> _Options | None:
     """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
     if script.settings:
-        return _Options(tuple(script.settings), (), (), {})
+        return _Options(dict.fromkeys(script.settings, _Option()), ())
     parsers = [call for call in script.calls if _name(call.func) == "ArgumentParser"]
     if len(parsers) != 1 or "parse_args" not in script.called:
         return None
     if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
         return None
-    names: list[str] = []
+    if any(keyword.arg == "parents" for keyword in parsers[0].keywords):
+        return None
+    long: dict[str, _Option] = {}
     needed: list[str] = []
-    flags: list[str] = []
-    types: dict[str, type[int | float]] = {}
     for call in script.calls:
         if _name(call.func) != "add_argument":
             continue
         words = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-        if not words or len(words) != len(call.args):
-            return None  # a computed name
-        keywords = {
-            k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)
-        }
-        long = [str(word)[2:] for word in words if str(word).startswith("--")]
-        names += long
-        action = next((_text(k.value) for k in call.keywords if k.arg == "action"), "")
-        read = next((_name(k.value) for k in call.keywords if k.arg == "type"), "")
-        if number := {"int": int, "float": float}.get(read):
-            types |= dict.fromkeys(long, number)
-        flags += long if action not in ("", "store", "append", "extend") else []
-        positional = not str(words[0]).startswith("-") and "nargs" not in keywords
-        if positional or keywords.get("required") is True:
-            needed.append(long[0] if long else str(words[0]))
-    return _Options(tuple(names), tuple(needed), tuple(flags), types)
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        nargs = _text(keywords["nargs"]) if "nargs" in keywords else ""
+        if not words or len(words) != len(call.args) or nargs in ("REMAINDER", "..."):
+            return None  # a computed name, or an argument that takes the options behind it
+        own = [str(word)[2:] for word in words if str(word).startswith("--")]
+        long |= dict.fromkeys(own, _option(keywords))
+        positional = not str(words[0]).startswith("-") and not nargs
+        if positional or _text(keywords.get("required", ast.Constant(""))) == "True":
+            needed.append(own[0] if own else str(words[0]))
+    return _Options(long, tuple(needed))
+
+
+def _option(keywords: Mapping[str | None, ast.expr]) -> _Option:
+    """Return the option that add_argument() makes of these keywords."""
+    action, read = (
+        _text(keywords[name]) if name in keywords else "" for name in ("action", "type")
+    )
+    choices: tuple[object, ...] = ()
+    if read in ("", "str", "int", "float"):
+        match keywords.get("choices"):
+            case ast.List(elts) | ast.Tuple(elts) | ast.Set(elts):
+                choices = tuple(each.value for each in elts if isinstance(each, ast.Constant))
+                choices = choices if len(choices) == len(elts) else ()
+    numbers: Mapping[str, type[int | float]] = {"int": int, "float": float}
+    return _Option(action in _FLAGS, action == "BooleanOptionalAction", numbers.get(read), choices)
 
 
 def _saves(script: _Script, job: JobSpec, home: Path) -> Iterator[Conflict]:

@@ -41,9 +41,7 @@ _SET_BY_TORCHRUN = frozenset([
 # The supervisor sets these from `nic`. The preflight checks the interface of `nic`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
-_UNFILLED = re.compile(
-    r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII
-)
+_UNFILLED = re.compile(r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.

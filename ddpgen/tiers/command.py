@@ -265,8 +265,13 @@ def _script(job: JobSpec) -> Iterator[Word]:
         yield from _words(train.args)
         return
     for name, value in train.args.items():
-        for item in value if isinstance(value, list) else (value,):
-            yield from _script_argument(f"--{name}", item, train.args_style)
+        yield from argument_words(name, value, train.args_style)
+
+
+def argument_words(name: str, value: Any, style: str | None) -> Iterator[str]:
+    """Yield the words that a script gets for one entry of `args`. `style`: the spec's `args_style`."""
+    for item in value if isinstance(value, list) else (value,):
+        yield from _script_argument(f"--{name}", item, style)
 
 
 def _words(words: Iterable[str]) -> Iterator[str]:

@@ -122,7 +122,7 @@ SCRIPTS = [
     *((text, scripts.with_args("{}"), text) for text, *_ in scripts.SURPRISES),
     (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
     ("no arguments", scripts.with_args("{}"), scripts.PARSER),
-    ("no number", scripts.with_args("{data: x, learning-rate: abc}"), scripts.PARSER),
+    *((args, scripts.with_args(args), scripts.CHOICES) for args, *_ in scripts.UNREADABLE),
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),

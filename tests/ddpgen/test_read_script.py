@@ -210,6 +210,8 @@ def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> 
         "from . import loop\n",
         "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save(m.load())\n",
         "p = ArgumentParser()\np.add_argument('--' + name)\np.parse_args()\nm.save(m.load())\n",
+        "p = ArgumentParser()\np.add_argument('x', nargs=REMAINDER)\np.parse_args()\nm.save(m.load())\n",
+        "p = ArgumentParser(parents=[base])\np.parse_args()\nm.save(m.load())\n",
     ],
 )
 def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
@@ -218,20 +220,55 @@ def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
     assert told(tmp_path, text, "{what: 1}") == []
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("abc", '"abc" is no float'),
-        ("'1,5'", '"1,5" is no float'),
-        ("1e-3", ""),
-        ("'{job}'", ""),
-    ],
-)
-def test_a_value_that_the_script_cannot_read(value: str, words: str, tmp_path: Path) -> None:
-    needed, *faults = told(tmp_path, PARSER, f"{{data: x, learning-rate: {value}}}")
-    assert "wants config" in needed.text
-    assert [fault.where for fault in faults] == ["train.args.learning-rate"] * bool(words)
-    assert all(words in fault.text for fault in faults)
+CHOICES = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--size", choices=["small", "large"], type=str.lower)
+parser.add_argument("--model", choices=["small", "large"])
+parser.add_argument("--bits", choices=(8, 16), type=int)
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--log", action=argparse.BooleanOptionalAction)
+parser.add_argument("files", nargs="*")
+args = parser.parse_args()
+m.save(m.load())
+"""
+# The arguments, the field of their fault, and words of it.
+UNREADABLE = [
+    ("{lr: abc}", "train.args.lr", '"abc" is no float'),
+    ("{lr: '1,5'}", "train.args.lr", '"1,5" is no float'),
+    ("[a, --lr, abc]", "train.args[1]", '"abc" is no float'),
+    ("{model: medium}", "train.args.model", "small, large"),
+    ("[--model=smal]", "train.args[0]", "did you mean small?"),
+    ("{bits: 4}", "train.args.bits", "8, 16"),
+    ("{amp: 1}", "train.args.amp", "takes no value"),
+    ("{amp: true}\n  args_style: equals", "train.args.amp", '"True"'),
+    ("{amp: false}\n  args_style: no-prefix", "train.args.amp", "no option --no-amp"),
+    ("[--no-amp]", "train.args[0]", "no option --no-amp"),
+    ("[--lrr=0.1]", "train.args[0]", "lr?"),
+    ("{help: true}", "train.args.help", "train nothing"),
+    ("[]\n  resume: {exists: x, args: [--lr, abc]}", "train.resume.args[0]", "no float"),
+]
+READABLE = [
+    "{lr: 1e-3, model: small, bits: 8, amp: true, log: false}\n  args_style: no-prefix",
+    "{lr: '{job}', model: '{job}', files: x}",
+    "[--lr, '1', --mod=small, --bits, '8', --log, --no-log, --amp, a, --size=LARGE]",
+    "[--lr, '-1', --amp, '1', '{job}', --, --lrr, --model=x]",
+]
+
+
+@pytest.mark.parametrize(("args", "field", "words"), UNREADABLE)
+def test_an_argument_that_the_script_cannot_read(
+    args: str, field: str, words: str, tmp_path: Path
+) -> None:
+    (fault,) = told(tmp_path, CHOICES, args)
+    assert fault.where == field
+    assert words in fault.text
+
+
+@pytest.mark.parametrize("args", READABLE)
+def test_an_argument_that_the_script_can_read(args: str, tmp_path: Path) -> None:
+    assert told(tmp_path, CHOICES.replace('"files"', '"--files"'), args) == []
 
 
 MISSPELT = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
