@@ -84,7 +84,7 @@ def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
         *code.check(job, home, tier.files(job)),
         *program.check(job, home),
         *lines.check(job),
-        *unwise.conflicts(job),
+        *unwise.conflicts(job, reading.locate),
         *lock.check(job, reading.filename),
         *tier.check(job),
     ]

@@ -76,6 +76,10 @@ def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Con
         return
     problem = f"{file} is not in code ({', '.join(job.code)})"
     remedy = f"create it, or add the directory of {parts[-1]}"
+    inner = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    meant = (*inner, file.rsplit(maxsplit=1)[-1])  # or the last word of a command
+    if inside := next((path for path in meant if path in find(job.code, home, path)), ""):
+        remedy = f"write its path inside code: {inside}"
     if any((home / path / file).is_file() for path in job.code):
         problem = f"{file} is there, but is left out of what travels in code"
         remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"

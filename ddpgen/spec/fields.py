@@ -133,7 +133,10 @@ class Text(Leaf):
     def parse(self, raw: Scalar) -> str:
         if raw.tag == "bool":
             problem = f"YAML reads {raw.text} as {boolean_word(raw.text)}, not as text"
-            raise Refused(problem, f'write "{raw.text}" in quotes')
+            fits = not self.pattern or re.fullmatch(self.pattern, raw.text, re.ASCII)
+            raise Refused(
+                problem, f'write "{raw.text}" in quotes' if fits else f"write {self.allowed}"
+            )
         if not raw.text:
             raise Refused("is empty", f"write {self.allowed}")
         refuse_oversized(raw.text)

@@ -104,7 +104,8 @@ class Walk:
             return self.placeholder(kind, path)
 
     def placeholder(self, kind: Kind, path: Path) -> Any:
-        self.invalid_fields.add(dotted(path))
+        # A rule about all items of a list has the list as its field.
+        self.invalid_fields.update((dotted(path), dotted(path).partition("[")[0]))
         return kind.placeholder(path, self)
 
     def refuse(self, node: Node, refused: Refused) -> None:
@@ -117,7 +118,8 @@ class Walk:
         word = name.replace("-", "_")
         word = FOREIGN_NAMES.get(word, word)
         option = word.replace("_", "-")
-        group, field = self._group_with_field(word) if word not in known_keys else ("", "")
+        misspelt = similar(word, known_keys, at_least=0.9)  # or one of them
+        group, field = ("", "") if misspelt else self._group_with_field(word)
         if option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:

@@ -128,7 +128,9 @@ class Stop:
 class Best:
     """The metric that decides which evaluation is the best."""
 
-    metric: str = setting(Text(r"[^\0\s]+", "the name of a metric, like loss or accuracy"), "loss")
+    metric: str = setting(
+        Text(r"(?!(true|false)$)[^\0\s]+", "the name of a metric, like loss or accuracy"), "loss"
+    )
     mode: str | None = setting(Choice("min", "max"), None)
 
 

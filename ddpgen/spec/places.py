@@ -141,6 +141,11 @@ def variable_fault(path: str) -> Refused | None:
     return Refused(problem, remedy)
 
 
+def checkpoint_fault(place: str) -> Refused | None:
+    """Return the refusal of the URL or directory for a job's checkpoints."""
+    return url_fault(place) or (None if "://" in place else directory_fault(place))
+
+
 def directory_fault(path: str) -> Refused | None:
     """Return the refusal of a directory that a job wants for itself; None if the job may have it."""
     if fault := path_fault(path):

@@ -22,6 +22,8 @@ _SCRIPT_ONLY_FIELDS = ("args_style", "workdir", "resume", "guard", "stop")
 MAX_PROCESSES = 1 << 20  # each has a row in the plan
 MAX_PER_PROCESS = 4096  # threads, or processes that prepare its data
 WORKLOADS = ("gpt", "mnist", "toy")
+# The fields that decide how many processes a job has.
+_PROCESSES = ("procs_per_node", "nodes", "hosts")
 # Words of a shell's command line that are no programs.
 _BUILTINS = (".", "cd", "eval", "exec", "export", "for", "if", "set", "source", "ulimit", "while")
 _OPERATORS = ("&", "&&", "|", "||", ">", ">>", "2>&1", "<")
@@ -212,7 +214,7 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
             f"{job.world_size - job.micro_batches} would have nothing to do"
         )
         remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"
-        yield Conflict(("procs_per_node", "nodes", *batch), problem, remedy)
+        yield Conflict((*_PROCESSES, *batch), problem, remedy)
     elif job.micro_batches % job.world_size and not job.weighted:
         largest_share = -(-job.micro_batches // job.world_size)
         problem = (
@@ -221,10 +223,10 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         )
         remedy = "the result is the same; for speed let the process count divide them"
         if train.reduction == "tree":
-            yield Conflict(("procs_per_node", "nodes", *batch), problem, remedy, fatal=False)
+            yield Conflict((*_PROCESSES, *batch), problem, remedy, fatal=False)
         else:
             remedy = "use reduction: tree, or a process count that divides them"
-            yield Conflict(("procs_per_node", "nodes", "train.reduction", *batch), problem, remedy)
+            yield Conflict((*_PROCESSES, "train.reduction", *batch), problem, remedy)
     if train.steps and train.profile and train.profile.steps.first > train.steps:
         problem = f"begins after the last of {train.steps} steps"
         remedy = f"write a range up to {train.steps}"
@@ -308,7 +310,8 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
     if best and best.metric != "loss" and best.mode is None:
         problem = f"does not say whether less {show(best.metric)} is better, or more"
         remedy = f"write best: {{metric: {best.metric}, mode: max}}, or mode: min"
-        yield Conflict(("train.best", "train.best.mode"), problem, remedy)
+        fields_of_best = ("train.best", "train.best.metric", "train.best.mode")
+        yield Conflict(fields_of_best, problem, remedy)
     if best and train.workload and not train.eval_every:
         problem = "has one evaluation to choose from, at the end"
         yield Conflict(("train.best", "train.eval_every"), problem, "write eval_every: 100 steps")
@@ -321,10 +324,9 @@ def _paths(job: JobSpec) -> Iterator[Conflict]:
     yield from environment(job.env, "env", job.train)
     yield from _secrets(job)
     yield from interpreter(job.python, "python")
-    checkpoint, train = job.checkpoint, job.train
-    yield from _faults("checkpoint.dir", places.url_fault, checkpoint.dir)
-    for field, path in (("checkpoint.dir", checkpoint.path), ("train.workdir", train.workdir)):
-        yield from _faults(field, places.directory_fault, path)
+    train = job.train
+    yield from _faults("checkpoint.dir", places.checkpoint_fault, job.checkpoint.dir)
+    yield from _faults("train.workdir", places.directory_fault, train.workdir)
     if train.script and train.script.startswith(("/", "~")):
         yield from _faults("train.script", places.path_fault, train.script)
     yield from _faults("train.guard", places.guard_fault, *train.guard)

@@ -7,6 +7,7 @@ only the training, so that all points share one launch.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -120,36 +121,44 @@ class _Fields:
 
 def _grid(table: Table, fields: _Fields) -> list[_Row]:
     """Return every combination; the last field varies fastest."""
-    columns: dict[Path, list[Node]] = {}
+    columns: dict[Path, Node] = {}
     for name, node in table.entries.items():
-        values = list(_values(node))
-        if not values:
+        if not _count(node):
             fields.findings.append(yamltree.finding(node, "has no values", "write at least one"))
         if (path := fields.path(table, name)) is not None:
-            columns[path] = values
-    sizes = [len(values) for values in columns.values()]
-    total = 1
-    for size in sizes:
-        total *= size
+            columns[path] = node
+    sizes = [*map(_count, columns.values())]
+    total = math.prod(sizes)
     if total > MAX_POINTS:
-        sizes_text = " × ".join(map(str, sizes))
-        problem = f"has {sizes_text} = {total} points"
+        product = f"{' × '.join(map(str, sizes))} = " if sizes[1:] else ""
+        problem = f"has {product}{total} points"
         fields.findings.append(yamltree.finding(table, problem, f"leave at most {MAX_POINTS}"))
         return []
-    combinations = itertools.product(*columns.values())
+    combinations = itertools.product(*map(_values, columns.values()))
     return [_Row("", table, dict(zip(columns, values, strict=True))) for values in combinations]
+
+
+def _count(node: Node) -> int:
+    """Return the number of the values of a field, which a range may have too many of to list them."""
+    if isinstance(node, Listing):
+        return len(node.items)
+    return 1 if (numbers := _range(node)) is None else len(numbers)
 
 
 def _values(node: Node) -> Iterator[Node]:
     """Yield the values of a field: those of a list, of a range like 0..3, or the one value."""
     if isinstance(node, Listing):
         yield from node.items
-    elif isinstance(node, Scalar) and (bounds := _RANGE.fullmatch(node.text)):
-        first, last = int(bounds[1]), int(bounds[2])
-        for number in range(first, min(last, first + MAX_POINTS) + 1):
+    elif (numbers := _range(node)) is not None:
+        for number in numbers:
             yield Scalar(node.position, node.path, str(number), "int", False)
     else:
         yield node
+
+
+def _range(node: Node) -> range | None:
+    bounds = _RANGE.fullmatch(node.text) if isinstance(node, Scalar) else None
+    return range(int(bounds[1]), int(bounds[2]) + 1) if bounds else None
 
 
 def _list(listing: Listing, fields: _Fields) -> Iterator[_Row]:

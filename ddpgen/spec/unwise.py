@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+from ddpgen.errors import Finding
 from ddpgen.spec.fields import show
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.job import Checkpoint, JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 
@@ -33,8 +34,8 @@ _OF_THE_SHELL = re.compile(
 )
 
 
-def conflicts(job: JobSpec) -> Iterable[Conflict]:
-    """Return the warnings that a job of any tier may get."""
+def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[Conflict]:
+    """Return the warnings that a job of any tier may get. `locate` finds the place of a warning in the layers of the spec."""
     return chain(
         environment(job.env, "env"),
         _name(job),
@@ -43,6 +44,8 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
         _tokens(job),
         _setup(job),
         _shared(job),
+        # Other layers than the spec are for several jobs.
+        (each for each in _unused(job) if not locate(each).position.file),
     )
 
 
@@ -150,6 +153,15 @@ def _shared(job: JobSpec) -> Iterator[Conflict]:
             problem = f"{show(pattern)} may be another job's, and this job would go on from it"
             remedy = "write a path in the working directory, or {checkpoint_dir}/NAME, if the script can save there"
             yield _warning("train.resume.exists", problem, remedy)
+
+
+def _unused(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the settings of checkpoints that only a workload has."""
+    if job.train.program_field != "workload":
+        for name in ("every", "keep"):
+            if getattr(job.checkpoint, name) != getattr(Checkpoint, name):
+                reason = "on a script or command, which saves by itself"
+                yield no_effect(f"checkpoint.{name}", reason)
 
 
 def _warning(field: str, problem: str, remedy: str) -> Conflict:

@@ -127,6 +127,7 @@ REFUSED = [
         "10:31 targets.hosts.hosts[0].python.interpreter",
         "PATH",
     ),
+    ("hosts: [{name: a, procs: 0}, b, c]", "10:30 targets.hosts.hosts[0].procs", "range"),
     ("hosts: [{name: a, gpus: 1, procs: 2}]", "10:29 targets.hosts.hosts[0].gpus", "1 GPUs"),
     (
         "backend: nccl\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 0}]",

@@ -232,6 +232,26 @@ def test_the_script_of_a_command_is_in_code_or_in_a_directory_of_the_hosts() -> 
 
 
 @pytest.mark.parametrize(
+    ("program", "file"),
+    [
+        ("script: code/a/t.py", "a/t.py"),
+        ("script: python t.py", "t.py"),
+        ("command: [./code/t.py], resume: scratch", "t.py"),
+        (
+            "workload: 'code/t.py:build', steps: 1, global_batch_size: 1, micro_batch_size: 1",
+            "t.py",
+        ),
+    ],
+)
+def test_the_path_of_a_file_is_the_one_inside_code(program: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / "code/a").mkdir()
+    for name in ("t.py", "a/t.py"):
+        (tmp_path / "code" / name).touch()
+    (fault,) = faults(with_train(program))
+    assert fault.text.endswith(f"write its path inside code: {file}")
+
+
+@pytest.mark.parametrize(
     "script", ["/opt/app/train.py", "~/nanoGPT/train.py", "module:torchtitan.train"]
 )
 def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:

@@ -363,6 +363,15 @@ def test_a_profile_is_found_above_the_spec_then_at_the_user_then_on_the_machine(
     assert partition(profile="mine") == "mine"
 
 
+def test_a_period_of_checkpoints_in_a_profile_is_for_other_jobs_than_a_script(
+    tmp_path: Path,
+) -> None:
+    spec = "profile: lab\nname: a\ntrain: {script: /t.py}\ncheckpoint: {keep: 6}\n"
+    files = {"job.yaml": spec, LAB: "checkpoint: {every: 5min, keep: 5}\n"}
+    (warning,) = job.check([*job.load(write(files, tmp_path)).values()], tmp_path)
+    assert (warning.path, warning.fatal) == ("checkpoint.keep", False)
+
+
 def test_the_option_wins_over_the_variable_and_this_over_the_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

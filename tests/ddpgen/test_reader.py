@@ -249,6 +249,7 @@ VALUES = [
     ("args: {depth: =}", "8:17 train.args.depth", "plain value"),
     ("args: {'': 1}", "8:10 train.args", "name"),
     ("workload: gpd", "7:13 train.workload", "gpd"),
+    ("best: true\n  eval_every: 5 steps", "8:9 train.best", "name of a metric"),
     ("workload: a.py", "7:13 train.workload", "FILE.py:FUNCTION"),
 ]
 
@@ -272,6 +273,14 @@ LINES = [
     ("rendezvous: {timeout: -5s}", "8:23 rendezvous.timeout", "length of time"),
     ("nodes: 2", "8:8 nodes", "one machine"),
     ("code: ''", "8:7 code", "empty"),
+    ("targets: {slurm: {partitions: a}}", "8:19 targets.slurm.partitions", "partition?"),
+    (
+        "targets: {slurm: {limits: {partition: {}}}}",
+        "8:28 targets.slurm.limits.partition",
+        "partitions?",
+    ),
+    ("targets: {slurm: {mail_on: off}}", "8:28 targets.slurm.mail_on", "an event like END"),
+    ("checkpoint: {dir: 's3:/b/x'}", "8:19 checkpoint.dir", "s3://b/x"),
     ("hosts: [a, b]", "8:1 hosts", "targets.hosts.hosts"),
     ("targets: {hosts: [a, b]}", "8:18 targets.hosts", "targets.hosts.hosts"),
     ("secrets: [HF-TOKEN]", "8:11 secrets[0]", "name of a variable"),

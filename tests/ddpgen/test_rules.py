@@ -178,6 +178,26 @@ UNWISE = [
         "11:20 train.resume.exists",
         "another job",
     ),
+    (
+        {
+            "what": "{script: /t.py}",
+            "batch": "null",
+            "micro": "null",
+            "top": "checkpoint: {every: 5min}",
+        },
+        "6:21 checkpoint.every",
+        "script",
+    ),
+    (
+        {
+            "what": "{command: [a], resume: scratch}",
+            "batch": "null",
+            "micro": "null",
+            "top": "checkpoint: {keep: 5}",
+        },
+        "6:20 checkpoint.keep",
+        "saves by itself",
+    ),
     ({"train": "best: loss\n  eval_every: 100 steps"}, "13:15 train.eval_every", "choose from"),
     (
         {

@@ -66,6 +66,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("sweep: [{name: a, train.lr: 1}, {name: a, train.lr: 2}]", "sweep[1]", "two points"),
     ("sweep: [{name: a/b, train.lr: 1}]", "sweep[0].name", "letters"),
     ("sweep: {train.lr: [1e-2, 1e-3], train.seed: 0..999}", "sweep", "2 × 1000"),
+    ("sweep: {train.seed: 0..999999999}", "sweep", "has 1000000000 points"),
     ("sweep: {train.threads: [1, 2]}", "sweep.train.threads[0]", "how processes are started"),
     ("sweep: {train.lr: [1e-2, 0.01]}", "sweep", "are the same training"),
     ("sweep: {train.args.hidden: ['" + "8" * 121 + "', 8]}", "sweep", "too long"),
