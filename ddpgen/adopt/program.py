@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from ddpgen.adopt import source, workloads
 from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Train
-from ddpgen.spec.rules import Conflict
+from ddpgen.spec.rules import TORCHRUN_VARIABLES, Conflict
 from ddpgen.tiers.command import argument_words
 
 # A script that calls one of these saves files.
@@ -35,6 +35,8 @@ _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The supervisor fills in these names (train/launch/words.py). In resume.args it also fills in `newest`.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
+# A placeholder, or the beginning of a path with a placeholder that is not closed. {{name}} reaches the script as {name}.
+_BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
@@ -44,7 +46,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from workloads.check(job, home)
     yield from _command(job.train.command)
-    yield from _placeholders(job.train)
+    yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)
     yield from source.module(job, home)
@@ -56,7 +58,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield parsed
         return
     if job.train.workload:
-        yield from source.function(job.train.workload, path)
+        yield from source.function(job.train, path, parsed)
         return
     script = _Script(path.name, parsed)
     yield from _gpus(job, script)
@@ -105,23 +107,51 @@ def _words(train: Train) -> Iterator[Conflict]:
             yield _warning("train.args", problem, f'write two words: "{option}", "{value.strip()}"')
 
 
-def _placeholders(train: Train) -> Iterator[Conflict]:
-    """Yield the words in braces that look like a placeholder but are not filled in."""
-    if train.program_field == "workload":
-        return
+def _placeholders(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the placeholders that stay as they are. A job fills in those of its program, and none of a directory."""
+    train, directory = job.train, job.checkpoint.path or ""
     args = train.args.values() if isinstance(train.args, Mapping) else train.args
-    fields = {"args": args, "command": train.command, "resume.args": train.resume.args}
-    for field, words in fields.items():
-        for name in re.findall(r"(?<![{$]){([a-z_]+)}(?!})", " ".join(map(str, words))):
-            filled = (*_PLACEHOLDERS, "newest") if field == "resume.args" else _PLACEHOLDERS
-            remedy = did_you_mean(name, filled)
-            if name == "newest" and field != "resume.args":
-                problem = (
-                    "{newest} is filled in in train.resume.args alone, and stays as it is here"
-                )
-                yield _warning(f"train.{field}", problem, "move it there")
-            elif name not in (*_PLACEHOLDERS, "newest") and remedy.startswith("did you mean"):
-                yield _warning(f"train.{field}", f"{{{name}}} stays as it is", remedy)
+    places: list[tuple[str, Iterable[object], Sequence[str]]] = [
+        ("checkpoint.dir", [directory], ())
+    ]
+    if train.program_field != "workload":
+        places += [
+            ("train.args", args, _PLACEHOLDERS),
+            ("train.command", train.command, _PLACEHOLDERS),
+            ("train.workdir", [train.workdir or ""], _PLACEHOLDERS),
+            ("train.guard", train.guard, _PLACEHOLDERS),
+            ("train.resume.exists", train.resume.exists, _PLACEHOLDERS),
+            ("train.resume.args", train.resume.args, (*_PLACEHOLDERS, "newest")),
+        ]
+    for field, words, filled in places:
+        for found in _BRACES.finditer("\n".join(map(str, words))):
+            if fault := _placeholder_fault(found, filled, job):
+                yield _warning(field, *fault)
+    for pattern in re.findall(r"(?<![%\w])%[AajJuUx](?!\w)", directory):
+        remedy = "write the name itself; Slurm fills it in in the names of its logs alone"
+        yield _warning("checkpoint.dir", f"{pattern} stays as it is", remedy)
+
+
+def _placeholder_fault(
+    found: re.Match[str], filled: Sequence[str], job: JobSpec
+) -> tuple[str, str] | None:
+    """Return the problem of a word in braces, and its remedy; None if it is filled in, or means something else."""
+    name, problem = found[1], f"{{{found[1]}}} stays as it is"
+    if not found[2]:
+        return (f"{{{name} has no closing brace", f"write {{{name}}}") if name in filled else None
+    if name == "array_index" and name in filled and getattr(job, "indices", "") is None:
+        return "{array_index} is empty, because array is not given", "leave it out, or write array"
+    if name in filled:
+        return None
+    if name == "newest" and filled:
+        problem = "{newest} is filled in in train.resume.args alone, and stays as it is here"
+        return problem, "move it there"
+    if not filled:
+        return (problem, "write the name itself") if name in _PLACEHOLDERS else None
+    if name.upper() in TORCHRUN_VARIABLES:
+        return problem, f"let the script read the variable {name.upper()}"
+    remedy = did_you_mean(name, filled)
+    return (problem, remedy) if remedy.startswith("did you mean") else None
 
 
 class Outline(NamedTuple):

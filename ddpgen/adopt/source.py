@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import re
 import symtable
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
 
 # A module with one of these words may define any name.
@@ -45,17 +45,64 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
         return Conflict((field,), problem, remedy, fatal=False)
 
 
-def function(workload: str, path: Path) -> Iterator[Conflict]:
-    """Yield a conflict if the file at `path` has no FUNCTION. `workload`: FILE.py:FUNCTION."""
-    file, _, name = workload.rpartition(":")
+def function(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
+    """Yield the faults of FUNCTION in the file at `path`, which has the source `tree`: it is not there, or it does not
+    take the arguments of the spec."""
+    file, _, name = (train.workload or "").rpartition(":")
     try:
         text = path.read_bytes()
         names = _defined(symtable.symtable(text, path.name, "exec"))  # type: ignore[arg-type]
     except _UNREADABLE:
         return
-    if name not in names and not _DEFINES_ANY.search(text):
+    if _DEFINES_ANY.search(text):
+        return
+    if name not in names:
         remedy = did_you_mean(name, sorted(names), "define it there, or name another")
         yield Conflict(("train.workload",), f"{file} has no {name}", remedy)
+        return
+    definition, *others = (node for node in ast.walk(tree) if _binds(node, name))
+    if others:
+        return
+    if any(isinstance(node, ast.Import) and definition in node.names for node in tree.body):
+        problem = f"{name} is a module that {file} imports, and no function"
+        yield Conflict(("train.workload",), problem, "name a function")
+    elif isinstance(definition, ast.FunctionDef) and definition in tree.body:
+        yield from _arguments(train, definition, f"{file}:{definition.lineno}")
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """True if the node gives the name a value."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return node.name == name
+        case ast.alias():
+            return (node.asname or node.name.partition(".")[0]) == name
+        case ast.Name(ctx=ast.Store() | ast.Del()):
+            return node.id == name
+        case ast.MatchAs() | ast.MatchStar():
+            return node.name == name
+    return False
+
+
+def _arguments(train: Train, function: ast.FunctionDef, place: str) -> Iterator[Conflict]:
+    """Yield the arguments that the function does not take, and those that it needs. Its first one is the context."""
+    given, declared = train.args, function.args
+    positional = [*declared.posonlyargs, *declared.args]
+    if function.decorator_list or not positional or not isinstance(given, Mapping):
+        return
+    defaults = [*[None] * (len(positional) - len(declared.defaults)), *declared.defaults]
+    values = {a.arg: value for a, value in zip(positional, defaults, strict=True)}
+    values |= {a.arg: v for a, v in zip(declared.kwonlyargs, declared.kw_defaults, strict=True)}
+    del values[positional[0].arg]
+    for name in given if declared.kwarg is None else ():
+        if name not in values:
+            remedy = did_you_mean(name, values) if values else "leave it out"
+            problem = f"{function.name}() in {place} has no argument {name}"
+            yield Conflict((f"train.args.{name}", "train.args"), problem, remedy)
+    for name, default in values.items():
+        if default is None and name not in given:
+            problem = f"{function.name}() in {place} needs {name}"
+            yield Conflict(("train.args", "train.workload"), problem, "add it to train.args")
 
 
 def _defined(module: symtable.SymbolTable) -> set[str]:

@@ -52,6 +52,7 @@ def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Confli
     yield from faults
     if faults:
         return
+    yield from _collisions(job.code, home)
     yield from _check_secrets(job, home)
     if job.train.user_file and job.code:
         yield from _check_file(f"train.{job.train.program_field}", job.train.user_file, job, home)
@@ -64,6 +65,18 @@ def check(job: JobSpec, home: Path, extra: Mapping[str, str]) -> Iterator[Confli
             problem = f"{file} does not exist beside the spec, nor in code"
             remedy = f"create it, correct the path, or take it out of {IGNORE_FILE}"
             yield Conflict(fields, problem, remedy)
+
+
+def _collisions(code: Sequence[str], home: Path) -> Iterator[Conflict]:
+    """Yield a conflict for the first two files that would have one path in the bundle."""
+    files: dict[str, Path] = {}
+    for entry in code if len(code) > 1 else ():
+        for name, file in find([entry], home, ".").items():
+            if name in files:
+                problem = f"{files[name]} and {file} would both become code/{name}"
+                yield Conflict(("code",), problem, "rename one")
+                return
+            files[name] = file
 
 
 def _check_file(field: str, file: str, job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -145,9 +158,6 @@ def gather(
                 raise FileTroubleError(
                     f"{os.fsencode(file)!r}: the name is not UTF-8; rename the file"
                 )
-            if name in files:
-                message = f"{files[name]} and {file} would both become code/{name}; rename one"
-                raise FileTroubleError(message)
             files[name] = file
     files.update({name: home / name for name in extra if name not in files})
     bundle_files = {f"{DIRECTORY}/{name}": file for name, file in files.items()}

@@ -69,6 +69,13 @@ class HostPath(Text):
         return _checked(super().parse(raw), path_fault)
 
 
+class HostDirectory(HostPath):
+    """A directory on the hosts."""
+
+    def parse(self, raw: Scalar) -> str:
+        return _checked(super().parse(raw), _url_for_directory)
+
+
 class EnvironmentPath(HostPath):
     """The directory of a Python environment on the hosts."""
 
@@ -148,7 +155,7 @@ def checkpoint_fault(place: str) -> Refused | None:
 
 def directory_fault(path: str) -> Refused | None:
     """Return the refusal of a directory that a job wants for itself; None if the job may have it."""
-    if fault := path_fault(path):
+    if fault := _url_for_directory(path) or path_fault(path):
         return fault
     normal = posixpath.normpath(path)
     if normal in (".", "/", "//") or posixpath.basename(normal) == "..":
@@ -158,6 +165,13 @@ def directory_fault(path: str) -> Refused | None:
         problem = f"{show(path)} is on no disk: it belongs to the system"
         return Refused(problem, "name a directory, like /data/NAME")
     return _step_fault(normal)
+
+
+def _url_for_directory(path: str) -> Refused | None:
+    """Return the refusal of a URL where a directory belongs."""
+    if not re.match(r"[a-z][a-z0-9]*://", path):
+        return None
+    return Refused(f"{show(path)} is a URL, and no directory", "write a path on the hosts")
 
 
 def _step_fault(path: str) -> Refused | None:

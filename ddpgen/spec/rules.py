@@ -36,7 +36,7 @@ _SET_BY_BASH = frozenset([
     "OLDPWD", "OPTARG", "OPTIND", "PIPESTATUS", "PPID", "PS4", "PWD", "RANDOM", "SECONDS",
     "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
 ])  # fmt: skip
-_SET_BY_TORCHRUN = frozenset([
+TORCHRUN_VARIABLES = frozenset([
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
 ])  # fmt: skip
@@ -45,7 +45,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
 _UNFILLED = re.compile(r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
-RESERVED_VARIABLES = _SET_BY_BASH | _SET_BY_TORCHRUN
+RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
 _NO_SECRETS = RESERVED_VARIABLES | {
     "HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD",

@@ -508,7 +508,8 @@ def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "my_model.py").write_text("build = 1")
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
-    assert refused.code == 74
+    assert refused.code == 65
+    assert "job.yaml:8:7: code: " in refused.err
     assert "both become code/my_model.py; " in refused.err
 
 

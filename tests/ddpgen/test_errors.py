@@ -126,6 +126,7 @@ SCRIPTS = [
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),
+    *((text, f"name: a\n{text}\n", "") for text, *_ in scripts.UNFILLED),
     ("{newest}", scripts.with_args("{a: '{newest}'}"), scripts.saving("path")),
     *(
         (f"sky{train}, saves {saves}", scripts.SKY.format(train=train), scripts.saving(saves))

@@ -67,9 +67,16 @@ procs_per_node: 2
 code: code
 train: {workload: 't.py:build', steps: 1, global_batch_size: 4, micro_batch_size: 1}
 """
+WITH_ARGUMENT = WORKLOAD.replace("steps: 1", "steps: 1, args: {width: 48}")
 NOT_THERE = [
     (WORKLOAD, "def biuld(context):\n    build = 1\n", "train.workload", "t.py has no build; did you mean biuld?"),
     ("name: a\ncode: code\ntrain: {script: 'module:t.x'}\n", "", "train.script", "there is no module t.x in code"),
+    (WORKLOAD, "import build\n", "train.workload", "build is a module"),
+    (WITH_ARGUMENT, "def build(context, *, with_b=1): ...\n", "train.args.width", "build() in t.py:1 has no argument width; did you mean with_b?"),
+    (WITH_ARGUMENT, "\ndef build(context): ...\n", "train.args.width", "build() in t.py:2 has no argument width; leave it out"),
+    (WITH_ARGUMENT, "def build(width, *, lr=1): ...\n", "train.args.width", "build() in t.py:1 has no argument width; write one of lr"),
+    (WITH_ARGUMENT, "def build(context, width, depth): ...\n", "train.args", "build() in t.py:1 needs depth"),
+    (WORKLOAD, "def build(context, *, depth): ...\n", "train.args", "build() in t.py:1 needs depth"),
 ]  # fmt: skip
 # Not even the newest Python knows some of them, but no Python knows the syntax of a later one.
 NO_PYTHON = [
@@ -119,6 +126,25 @@ def test_what_the_job_names_has_to_be_there(
 )
 def test_a_function_that_may_be_there_is_not_missed(text: str, tmp_path: Path) -> None:
     assert conflicts(tmp_path, WORKLOAD, text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(context, width): ...",
+        "def build(context, *, width=3, **others): ...",
+        "def build(context, **args): ...",
+        "def build(*args, width): ...",
+        "@wrapped\ndef build(context): ...",
+        "def build(context): ...\nbuild = other",
+        "if x:\n    def build(context): ...\nelse:\n    from m import build",
+        "def build(context): ...\nfrom m import *",
+        "class build:\n    def __init__(self, context, width): ...",
+        "from m import build",
+    ],
+)
+def test_an_argument_that_a_function_may_take_is_not_refused(text: str, tmp_path: Path) -> None:
+    assert conflicts(tmp_path, WITH_ARGUMENT, text) == []
 
 
 @pytest.mark.parametrize(("spec", "text", "field"), NO_PYTHON)
@@ -345,6 +371,45 @@ def test_a_list_of_words_that_is_meant_otherwise(tmp_path: Path) -> None:
     assert long.where == short.where == "train.args"
     assert '"--lr", "0.1"' in long.text
     assert '"-x", "1"' in short.text
+
+
+# A line of a spec, the field of its fault, and words of it.
+UNFILLED = [
+    ("train: {script: /t.py, guard: '{checkpointdir}/x'}", "train.guard", "checkpoint_dir?"),
+    ("train: {script: /t.py, resume: {exists: '{jobb}.pt'}}", "train.resume.exists", "job?"),
+    ("train: {script: /t.py, args: ['{local_rank}']}", "train.args", "variable LOCAL_RANK"),
+    ("train: {script: /t.py, args: ['{checkpoint_dir/x']}", "train.args", "closing brace"),
+    ("train: {script: /t.py, workdir: '/x/{jobs}'}", "train.workdir", "job?"),
+    ("train: {script: /t.py}\ncheckpoint: {dir: '/ck/{job}'}", "checkpoint.dir", "name itself"),
+    ("train: {script: /t.py}\ncheckpoint: {dir: /ck/x-%j}", "checkpoint.dir", "Slurm"),
+    (
+        "train: {script: /t.py, args: ['{array_index}']}\ntargets: {slurm: {}}",
+        "train.args",
+        "array is not given",
+    ),
+]
+FILLED = [
+    "train: {script: /t.py, args: ['{array_index}', '{jobs', '{port: 1}', '{job}}']}",
+    "train: {script: /t.py, args: ['{array_index}']}\ntargets: {slurm: {array: 0-3}}",
+    "train: {script: /t.py, guard: '{checkpoint_dir}/*/x', resume: {exists: '{job}/{x}'}}",
+    "train: {script: /t.py}\ncheckpoint: {dir: '/ck/{x}/100%/%j2'}",
+]
+
+
+@pytest.mark.parametrize(("text", "field", "word"), UNFILLED)
+def test_a_placeholder_that_stays_as_it_is(
+    text: str, field: str, word: str, tmp_path: Path
+) -> None:
+    *_, reading = read(f"name: a\n{text}\n".encode(), "a.yaml").values()
+    (warning,) = check(reading.job, tmp_path)
+    assert (warning.fields[0], warning.fatal) == (field, False)
+    assert word in f"{warning.problem}; {warning.remedy}"
+
+
+@pytest.mark.parametrize("text", FILLED)
+def test_a_placeholder_that_is_filled_in_or_none(text: str, tmp_path: Path) -> None:
+    *_, reading = read(f"name: a\n{text}\n".encode(), "a.yaml").values()
+    assert list(check(reading.job, tmp_path)) == []
 
 
 BRACES = "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']"

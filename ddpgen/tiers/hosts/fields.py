@@ -21,7 +21,7 @@ from ddpgen.spec.fields import (
 )
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
-from ddpgen.spec.places import Address, Destination, HostPath
+from ddpgen.spec.places import Address, Destination, HostDirectory
 from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Host:
     procs: int | None = setting(WholeNumber(1, 1024), None)
     gpus: int | None = setting(WholeNumber(0, 1024), None)
     share: float | None = setting(Number(greater_than=0), None)
-    dir: str | None = setting(HostPath(), None)
+    dir: str | None = setting(HostDirectory(), None)
     python: Python | None = setting(Group(Python, shorthand="interpreter"), None)
     env: Mapping[str, str] = setting(ENV, dict)
 
@@ -72,7 +72,7 @@ class HostsJob(JobSpec):
     spares: int = setting(WholeNumber(0, 100_000), 0)
     exclude_bad_nodes: bool = setting(Flag(), True)
     share: str | None = setting(Choice("auto", "even"), None)
-    dir: str = setting(HostPath(), "~/ddpgen")
+    dir: str = setting(HostDirectory(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddpgen.spec.fields import Choice, Flag, Refused, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import Environment, JobSpec
-from ddpgen.spec.places import Destination, EnvironmentPath, HostPath
+from ddpgen.spec.places import Destination, EnvironmentPath, HostDirectory, HostPath
 from ddpgen.spec.times import ClockTime, Duration
 from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers.slurm.notation import (
@@ -151,7 +151,7 @@ class SlurmJob(JobSpec):
     )
     setup: tuple[str, ...] = setting(Texts(Text(allowed="a line of bash")), ())
     login: str | None = setting(Destination(), None)
-    dir: str = setting(HostPath(), "~/ddpgen")
+    dir: str = setting(HostDirectory(), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
     limits: Limits | None = setting(LimitsGroup(), None)
 
