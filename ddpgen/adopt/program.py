@@ -39,6 +39,8 @@ _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "arra
 _BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+_SHELL = re.compile(r"(ba|da|k|z)?sh")
+_SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -46,6 +48,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from workloads.check(job, home)
     yield from _command(job.train.command)
+    yield from _file_of_command(job, home)
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)
@@ -91,6 +94,29 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
         file = next((word for word in words[1:] if not word.startswith("-")), "FILE.py")
         script = f"module:{module[1]}" if module else file
         yield _warning("train.command", problem, f"write script: {script}, and the rest as args")
+
+
+def _file_of_command(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the faults of the file that a command starts. A working directory on the hosts may have any file."""
+    program, *words = job.train.command or ("",)
+    if job.train.workdir or not program or program.startswith(("/", "~")):
+        return
+    path = posixpath.normpath(program)
+    file = code.find(job.code, home, path).get(path)
+    if file and "/" not in program:
+        problem = f"{program} is looked for on the PATH, and not in code"
+        yield _warning("train.command", problem, f"write ./{program}")
+    elif file and not file.stat().st_mode & 0o100:
+        problem = f"{program} cannot be started: its owner may not execute it"
+        remedy = f"run chmod +x {path} in code, or write the program that reads it in front"
+        yield _warning("train.command", problem, remedy)
+    script = next((word for word in words if not _SHELL_FLAGS.fullmatch(word)), "")
+    here = script.endswith(".sh") and not script.startswith(("/", "~", "{"))
+    if here and _SHELL.fullmatch(program):
+        path = posixpath.normpath(script)
+        if job.code and path not in code.find(job.code, home, path):
+            problem = f"{script} is not in code ({', '.join(job.code)})"
+            yield _warning("train.command", problem, "create it, or correct the path")
 
 
 def _words(train: Train) -> Iterator[Conflict]:

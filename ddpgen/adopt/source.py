@@ -131,11 +131,15 @@ def module(job: JobSpec, home: Path) -> Iterator[Conflict]:
     if any(start.stat().st_size for start in starts):
         return
     wanted = f"{packages[-1]}.py" if parts else f"{first}/__main__.py"
-    if f"{first}/__init__.py" in files:
+    # Without an __init__.py, the hosts may have an installed package of this name, which Python takes instead.
+    namespace = f"{first}/__init__.py" not in files
+    if not namespace or any(file.endswith(".py") for file in files if file != first):
         stems = (f"{packages[-1]}/__main__.", *([f"{packages[-1]}."] if parts else []))
         there = any(file.startswith(stems) for file in files)
     else:
         there = not parts or f"{first}.py" not in code.find(job.code, home, f"{first}.py")
     if not there:
         problem = f"there is no module {name} in code ({', '.join(job.code)})"
-        yield Conflict(("train.script",), problem, f"correct the name, or write {wanted}")
+        remedy = f"correct the name, or write {wanted}"
+        installed = namespace and bool(files)
+        yield Conflict(("train.script",), problem, remedy, fatal=not installed)

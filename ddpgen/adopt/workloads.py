@@ -11,13 +11,14 @@ import functools
 import inspect
 import math
 import posixpath
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddpgen.bundle import code
 from ddpgen.resources import resource
-from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import path_fault
 from ddpgen.spec.rules import WORKLOADS, Conflict
@@ -28,6 +29,7 @@ _LIBRARY_BYTES = 50_000_000  # the source of Python's standard library has fewer
 _MNIST_CLASSES = 10
 _VOCABULARY = 256  # gpt's tokens are bytes
 _PICTURE_SIDE = 28  # pixels, of mnist's pictures
+_URL = re.compile(r"(https?|ftp|file|data):")
 _PATHS = ("text", "data_dir")
 
 
@@ -42,7 +44,14 @@ class Argument(NamedTuple):
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the arguments that the job's built-in workload does not take. `home`: the spec's directory."""
     name, args = job.train.workload, job.train.args
-    if name not in WORKLOADS or not isinstance(args, Mapping) or not args:
+    if name not in WORKLOADS or not isinstance(args, Mapping):
+        return
+    best = job.train.best
+    if best and best.metric not in (metrics := metrics_of(name)):
+        problem = f"the workload {name} has no metric {show(best.metric)}"
+        fields = ("train.best.metric", "train.best")
+        yield Conflict(fields, problem, did_you_mean(best.metric, metrics))
+    if not args:
         return
     declared = arguments_of(name)
     refused = False
@@ -58,6 +67,10 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         elif argument in _PATHS and (fault := path_fault(str(value))):
             refused = True
             yield Conflict(fields, fault.problem, fault.remedy)
+        elif argument == "url" and not _URL.match(value):
+            # Without missing files nothing is downloaded.
+            problem = f"{show(value)} is no URL, and missing files could not be downloaded"
+            yield Conflict(fields, problem, f"write https://{value}", fatal=False)
     if not refused:
         values = {
             argument: args.get(argument, declaration.default)
@@ -85,6 +98,18 @@ def arguments_of(workload: str) -> Mapping[str, Argument]:
                 bound = next((value for value in bounds if isinstance(value, (int, float))), 1)
                 arguments[name] = arguments[name]._replace(check=call.func.attr, bound=bound)
     return arguments
+
+
+@functools.cache
+def metrics_of(workload: str) -> tuple[str, ...]:
+    """Return the metrics of a built-in workload: the keys that metrics() returns, in its module or in one that it imports."""
+    for module in (workload, "labelled"):
+        tree = ast.parse((resource("train") / "workloads" / f"{module}.py").read_bytes())
+        for node in tree.body:
+            match node:
+                case ast.FunctionDef(name="metrics", body=[*_, ast.Return(ast.Dict(keys))]):
+                    return tuple(key.value for key in keys if isinstance(key, ast.Constant))  # type: ignore[misc]
+    return ()
 
 
 def _expected(name: str, value: Any, argument: Argument) -> str:

@@ -72,7 +72,7 @@ def _collisions(code: Sequence[str], home: Path) -> Iterator[Conflict]:
     files: dict[str, Path] = {}
     for entry in code if len(code) > 1 else ():
         for name, file in find([entry], home, ".").items():
-            if name in files:
+            if name in files and name != IGNORE_FILE:
                 problem = f"{files[name]} and {file} would both become code/{name}"
                 yield Conflict(("code",), problem, "rename one")
                 return

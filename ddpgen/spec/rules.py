@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ddpgen.spec import places, secrets
-from ddpgen.spec.fields import Refused, show
+from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
 # A job has at most one field of each set. If an overlay gives one, it replaces the field of the job.
@@ -45,6 +45,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
 _UNFILLED = re.compile(r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+# The values of variables that torch refuses to start with otherwise.
+_VALUES: Mapping[str, tuple[str, ...]] = {"TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL")}
 RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
 _NO_SECRETS = RESERVED_VARIABLES | {
@@ -130,7 +132,8 @@ def _command(train: Train) -> Iterator[Conflict]:
         problem = "names no program"
         yield Conflict(("train.command[0]", "train.command"), problem, "write one, like ./train.sh")
     yield from _shell_words(train.command)
-    if len(train.command) == 1 and re.search(r"\s", train.command[0]):
+    # A path may have spaces in it, but hardly an option.
+    if re.search(r"\s" if len(train.command) == 1 else r"\s-", train.command[0]):
         remedy = 'write a list of words, like [./train.sh, --lr, "0.1"]'
         yield Conflict(("train.command",), "is one word with spaces in it", remedy)
     for name in ("args", "args_style"):
@@ -312,6 +315,9 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
         remedy = f"write best: {{metric: {best.metric}, mode: max}}, or mode: min"
         fields_of_best = ("train.best", "train.best.metric", "train.best.mode")
         yield Conflict(fields_of_best, problem, remedy)
+    if best and best.metric == "loss" and best.mode == "max":
+        problem = "chooses the greatest loss, which is the worst evaluation"
+        yield Conflict(("train.best.mode",), problem, "write mode: min", False)
     if best and train.workload and not train.eval_every:
         problem = "has one evaluation to choose from, at the end"
         yield Conflict(("train.best", "train.eval_every"), problem, "write eval_every: 100 steps")
@@ -362,6 +368,12 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
                 "is set by bash, torchrun or the launch script; the job would not see this value"
             )
             yield Conflict((f"{field}.{name}",), problem, "take another name")
+        if value.upper() not in _VALUES.get(name, (value.upper(),)):
+            yield Conflict(
+                (f"{field}.{name}",),
+                f"{show(value)} ends torch at its start",
+                did_you_mean(value, _VALUES[name]),
+            )
         if name in INTERFACE_VARIABLES:
             problem = "would go past the preflight, which checks the interface of nic alone"
             remedy = "write nic: with one exact name, like eth0, or leave nic: out, so that ddpgen chooses the interface"

@@ -127,6 +127,11 @@ SCRIPTS = [
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),
     *((text, f"name: a\n{text}\n", "") for text, *_ in scripts.UNFILLED),
+    *(
+        (command, f"code: code\n{scripts.with_command(command)}", "")
+        for command, expected in scripts.FILES
+        if expected
+    ),
     ("{newest}", scripts.with_args("{a: '{newest}'}"), scripts.saving("path")),
     *(
         (f"sky{train}, saves {saves}", scripts.SKY.format(train=train), scripts.saving(saves))
@@ -149,7 +154,7 @@ def test_the_text_of_every_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     test_profiles.alone(monkeypatch)
-    (tmp_path / "code").mkdir()
+    scripts.write_programs(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}
     ran: set[tuple[str, int]] = set()
 

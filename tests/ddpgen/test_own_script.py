@@ -285,6 +285,7 @@ REFUSED = [
     (f"workload: toy, {SIZES}, args: [a]", "3:83 train.args", "mapping"),
     ("script: a.py, command: [./a.sh]", "3:32 train.command", "both"),
     ("command: ./a.sh --lr 1, resume: by-itself", "3:18 train.command", "spaces"),
+    ("command: ['/bin/sh -c', x], resume: scratch", "3:18 train.command", "spaces"),
     ("command: [./a.sh], args: [x], resume: by-itself", "3:34 train.args", "command"),
     (
         "command: [a], resume: {begin: by-itself, exists: x}",

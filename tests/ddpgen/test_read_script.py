@@ -166,14 +166,24 @@ def test_syntax_that_python_does_not_know_here_is_a_warning(
         ("pkg.sub.no", True),
         ("t", False),
         ("installed.there", False),
+        ("parts.m", False),
     ],
 )
 def test_a_module_of_a_package_in_code(module: str, refused: bool, tmp_path: Path) -> None:
     (tmp_path / "code/pkg/sub").mkdir(parents=True)
-    for name in ("pkg/__init__.py", "pkg/m.py", "pkg/sub/__main__.py"):
+    (tmp_path / "code/parts").mkdir()
+    for name in ("pkg/__init__.py", "pkg/m.py", "pkg/sub/__main__.py", "parts/m.py"):
         (tmp_path / "code" / name).touch()
     spec = f"name: a\ncode: code\ntrain: {{script: 'module:{module}'}}\n"
     assert bool(conflicts(tmp_path, spec, "")) == refused
+
+
+def test_an_installed_package_may_have_the_module_that_code_lacks(tmp_path: Path) -> None:
+    (tmp_path / "code/pkg").mkdir(parents=True)
+    (tmp_path / "code/pkg/m.py").touch()
+    spec = "name: a\ncode: code\ntrain: {script: 'module:pkg.no'}\n"
+    (warning,) = conflicts(tmp_path, spec, "")
+    assert (warning.fields, warning.fatal) == (("train.script",), False)
 
 
 @pytest.mark.parametrize(
@@ -522,6 +532,19 @@ COMMANDS = [
     ("[python3.11, /t.py, --lr=1]", "is Python"),
     ("[accelerate, launch, --num_processes, 1, t.py]", ""),
     ("[my-trainer, python]", ""),
+    ("[~/t.sh]", ""),
+]
+# A command with code/a.sh, which is executable, and code/b.sh, which is not.
+FILES = [
+    ("[a.sh]", "a.sh is looked for on the PATH, and not in code"),
+    ("[./b.sh]", "./b.sh cannot be started: its owner may not execute it"),
+    ("[bash, -e, c.sh]", "c.sh is not in code (code)"),
+    ("[bash, a.sh]", ""),
+    ("[sh, b.sh]", ""),
+    ("[bash, -c, c.sh]", ""),
+    ("[bash, /opt/c.sh]", ""),
+    ("[./a.sh, c.sh]", ""),
+    ("[./b.sh]\n  workdir: /opt/x", ""),
 ]
 
 
@@ -534,6 +557,21 @@ def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
     job = read(with_command(command).encode(), "a.yaml")["local"].job
     found = [each.problem.partition(",")[0] for each in check(job, tmp_path)]
     assert found == ([expected] if expected else [])
+
+
+def write_programs(place: Path) -> None:
+    (place / "code").mkdir(exist_ok=True)
+    for name, mode in (("a.sh", 0o755), ("b.sh", 0o644)):
+        (place / "code" / name).touch()
+        (place / "code" / name).chmod(mode)
+
+
+@pytest.mark.parametrize(("command", "expected"), FILES)
+def test_of_the_file_that_a_command_starts(command: str, expected: str, tmp_path: Path) -> None:
+    write_programs(tmp_path)
+    text = f"code: code\n{with_command(command)}"
+    job = read(text.encode(), "a.yaml")["local"].job
+    assert [each.problem for each in check(job, tmp_path)] == ([expected] if expected else [])
 
 
 @pytest.mark.parametrize(

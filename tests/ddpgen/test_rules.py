@@ -64,6 +64,12 @@ CONFLICTS = [
     ({"train": "early_stop: {patience: 2}"}, "12:15 train.early_stop", "best: loss"),
     ({"train": "best: accuracy\n  eval_every: 5 steps"}, "12:9 train.best", "accuracy"),
     ({"train": "args: {dept: 4, width: 128}"}, "12:16 train.args.dept", "depth?"),
+    (
+        {"train": "best: {metric: accuracy, mode: max}\n  eval_every: 5 steps"},
+        "12:18 train.best.metric",
+        "loss, bits_per_byte",
+    ),
+    ({"top": "env: {TORCH_DISTRIBUTED_DEBUG: FULL}"}, "6:32 env.TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
     ({"train": "profile: 101..110"}, "12:12 train.profile", "last"),
     ({"train": "best: loss"}, "12:9 train.best", "one evaluation"),
     ({"procs": 3, "train": "reduction: allreduce"}, "3:17 procs_per_node", "evenly"),
@@ -155,6 +161,16 @@ UNWISE = [
         },
         "8:15 train.command[1]",
         "shell",
+    ),
+    (
+        {"train": "best: {metric: loss, mode: max}\n  eval_every: 5 steps"},
+        "12:30 train.best.mode",
+        "worst",
+    ),
+    (
+        {"what": "{workload: mnist, steps: 100}", "train": "args: {url: www.x.org/m}"},
+        "12:15 train.args.url",
+        "no URL",
     ),
     ({"train": "optimizer: sgd\n  momentum: 1"}, "13:13 train.momentum", "diverges"),
     ({"train": "lr: 11"}, "12:7 train.lr", "every step"),
@@ -252,6 +268,7 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
     [
         "rendezvous: {port: 1024}",
         "rendezvous: {timeout: 5s, collective_timeout: 1d}",
+        "env: {TORCH_DISTRIBUTED_DEBUG: detail}",
         "env: {NCCL_DEBUG: INFO, OMP_PROC_BIND: close, MY_SLURM_X: 1}",
         "python: {activate: ['if true; then', 'echo x', 'fi', 'shopt -s extglob; ls !(a|b)']}",
         "python: {activate: 'a=(1 2); f() { [[ $a =~ x ]]; }'}",

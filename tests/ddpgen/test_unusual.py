@@ -176,6 +176,9 @@ env: {XLA_FLAGS: --xla_a=b --xla_c}
 env: {NCCL_DEBUG: INFO, NCCL_IB_HCA: "=mlx5_0:1,mlx5_1:1", NCCL_IB_DISABLE: 1}
 env: {TZ: Europe/Berlin, LC_ALL: C.UTF-8, TERM: xterm-256color}
 env: {A: ~/data}
+env: {A: $HOME/x, B: "$(date)"}
+env: {TORCH_DISTRIBUTED_DEBUG: detail}
+checkpoint: {dir: '/data/{job}/%j'}
 env: {A: -n, B: --x, C: "- a"}
 secrets: [HF_TOKEN]
 secrets: []

@@ -51,6 +51,14 @@ def test_its_exit_code_is_the_status(
     assert (process.returncode, job.status) == (exit_code, job.says(word, reason))
 
 
+def test_a_program_may_lie_in_the_home(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(job.code))
+    (job.code / "train.sh").write_text("#!/bin/sh\nexit 1\n")
+    (job.code / "train.sh").chmod(0o755)
+    job.start("--no-python", "~/train.sh").communicate(timeout=60)
+    assert job.status == job.says("running", "rank 0: train.sh ended with exit code 1")
+
+
 def test_what_cannot_be_started_is_for_good(job: Job) -> None:
     (job.code / "train.sh").touch()
     process = job.start("--no-python", "./train.sh")

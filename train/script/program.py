@@ -25,7 +25,7 @@ class Program(Runner):
 
     def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
         """`env`: the launcher's variables, and the supervisor's for this launch."""
-        self._program = options.command[0]
+        self._program = os.path.expanduser(options.command[0])
         name = os.path.basename(self._program)
         super().__init__(name, options, options.stop_signal or "TERM", env)
         self._told_to_end = False
