@@ -46,8 +46,10 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
 
 
 def function(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
-    """Yield the faults of FUNCTION in the file at `path`, which has the source `tree`: it is not there, or it does not
-    take the arguments of the spec."""
+    """Yield a conflict if the file has no FUNCTION, or if FUNCTION does not take the arguments of the spec.
+
+    `path`: the file of the workload. `tree`: its source.
+    """
     file, _, name = (train.workload or "").rpartition(":")
     try:
         text = path.read_bytes()
