@@ -46,7 +46,7 @@ _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
 # ssh takes the first value of a -o, and the last one of a letter. With the first word it asks no name server.
 _SSH_BEFORE = ("ssh", "-o", "CanonicalizeHostname=no")
 _SSH_AFTER = ("-F", "/dev/null", "-E", "/dev/stderr", "-T", "-G", "--", "host")
-_TALK_OF_SSH = re.compile("Warning: |OpenSSH_|debug")
+_TALK_OF_SSH = re.compile("Warning: |OpenSSH_|debug|Can't specify both -y and -E")
 # Complaints about a value that no version of ssh takes. Another version may know other names.
 _NO_VALUE_OF_SSH = re.compile(
     "bad (?!configuration).*(port|number|forwarding)|invalid", re.IGNORECASE

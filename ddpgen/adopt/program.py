@@ -343,13 +343,13 @@ def _given(train: Train) -> Iterator[_Given]:
             if word == "--":
                 break
             name, joined, value = word.partition("=")
-            following = group[i + 1][1] if i + 1 < len(group) else "-"
+            following = group[i + 1][1] if i + 1 < len(group) else "--"
             if not name.startswith("--"):
                 yield _Given(field, "", word)
             elif joined:
                 yield _Given(field, name[2:], value, True)
             else:
-                yield _Given(field, name[2:], None if following.startswith("-") else following)
+                yield _Given(field, name[2:], None if following.startswith("--") else following)
 
 
 def _option_values(train: Train) -> Mapping[str, str]:
@@ -387,10 +387,11 @@ def _devices(job: JobSpec, script: _Script) -> Iterator[Conflict]:
 
 
 class _Option(NamedTuple):
-    """One option of argparse. `flag`: it takes no value. `negated`: it has a form --no-NAME. `read`: int or float, if
+    """One option of argparse. `flag`: it takes no value. `wants_value`: it takes one, and fails without. `negated`: it has a form --no-NAME. `read`: int or float, if
     the script reads the value as such a number. `choices`: the values that it may have; () for any."""
 
     flag: bool = False
+    wants_value: bool = False
     negated: bool = False
     read: type[int | float] | None = None
     choices: tuple[object, ...] = ()
@@ -445,7 +446,10 @@ def _value_fault(given: _Given, option: _Option, script: str) -> tuple[str, str]
     if option.flag and given.joined:
         problem = f"--{name} of {script} takes no value, and gets {show(value or '')}"
         return problem, f"write --{name} alone; in a mapping, true with args_style: flags"
-    if option.flag or value is None or "{" in value:
+    if value is None:
+        wanted = f"{script} reads a value behind --{name}, and gets none"
+        return (wanted, f"write --{name}=VALUE") if option.wants_value else ("", "")
+    if option.flag or "{" in value:
         return "", ""
     try:
         parsed = option.read(value) if option.read else value
@@ -506,7 +510,9 @@ def _option(keywords: Mapping[str | None, ast.expr]) -> _Option:
                 choices = tuple(each.value for each in elts if isinstance(each, ast.Constant))
                 choices = choices if len(choices) == len(elts) else ()
     numbers: Mapping[str, type[int | float]] = {"int": int, "float": float}
-    return _Option(action in _FLAGS, action == "BooleanOptionalAction", numbers.get(read), choices)
+    wants_value = "nargs" not in keywords and action in ("", "store", "append")
+    negated = action == "BooleanOptionalAction"
+    return _Option(action in _FLAGS, wants_value, negated, numbers.get(read), choices)
 
 
 def _saves(script: _Script, job: JobSpec, home: Path) -> Iterator[Conflict]:

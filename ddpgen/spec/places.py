@@ -203,6 +203,10 @@ def program_fault(program: str) -> Refused | None:
         problem = f'"{program}" is another place on every host'
         return Refused(problem, "write a name on the PATH, ~/path or /path")
     directory, slash, name = program.rpartition("/")
+    if not name:
+        return Refused(
+            f"{show(program)} is a directory", "write the program in it, like ~/venv/bin/python"
+        )
     if _NO_PYTHON.fullmatch(name):
         return Refused(f"{show(program)} is no Python", f"write {directory}{slash}python3")
     if re.fullmatch("[0-9.]+", program):

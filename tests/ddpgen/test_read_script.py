@@ -283,6 +283,8 @@ UNREADABLE = [
     ("[--no-amp]", "train.args[0]", "no option --no-amp"),
     ("[--lrr=0.1]", "train.args[0]", "lr?"),
     ("{help: true}", "train.args.help", "train nothing"),
+    ("[--lr]", "train.args[0]", "reads a value"),
+    ("[--lr, --amp]", "train.args[0]", "reads a value"),
     ("[]\n  resume: {exists: x, args: [--lr, abc]}", "train.resume.args[0]", "no float"),
 ]
 READABLE = [

@@ -128,6 +128,7 @@ CONFLICTS = [
         "another shell",
     ),
     ({"top": "python: torchrun"}, "6:9 python.interpreter", "python3"),
+    ({"top": "python: ~/venv/bin/"}, "6:9 python.interpreter", "directory"),
 ]
 
 
@@ -315,6 +316,7 @@ WORDS = [
     ("-o, ProxyJmp=gate", False, "proxyjmp"),
     ("-c, aes999", False, "aes999"),
     ("-o, 'IdentityFile=${NOT_HERE}/x', -v", False, ""),
+    ("-y", False, ""),
     ("-J, 'a,b', -i, /not/here, -o, CanonicalizeHostname=yes, -E, /not/here", False, ""),
 ]
 

@@ -588,6 +588,11 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
     assert named(map(Fault.of, told), where, word), told
 
 
+def test_an_option_with_a_file_is_no_package() -> None:
+    told = findings(on_sky(f"{BUCKET}, requirements: [-rown.txt]"))
+    assert not any("name of a package" in finding.problem for finding in told)
+
+
 def test_a_package_at_an_address_is_no_other_one_next_month() -> None:
     assert floats("torch>=2")
     assert not floats("mine @ https://host/mine-1.whl")

@@ -280,7 +280,7 @@ def _requirements(job: SkyJob) -> Iterator[Conflict]:
         yield Conflict((f"requirements[{i}]", "requirements"), problem, remedy)
     for i, requirement in enumerate(job.requirements):
         fields = (f"requirements[{i}]", "requirements")
-        if re.fullmatch(r"[\w./~-]+\.(txt|in)", requirement):
+        if re.fullmatch(r"[\w./~][\w./~-]*\.(txt|in)", requirement):
             problem = f"{requirement} would be the name of a package, not of a file"
             yield Conflict(fields, problem, f"write -r {requirement}", "/" in requirement)
             continue
