@@ -22,8 +22,10 @@ _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?", re.ASCII)
 _QUAD = re.compile(r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
 _LEADING_ZERO = re.compile(r"(^|\.)0[0-9]")
-# HOST:/path, as scp and rsync take it.
-_SCP = re.compile(r"([\w.-]+@)?[\w.-]+:(?=[/~](?!/))", re.ASCII)
+# HOST:/path, as scp and rsync take it. A container's image may begin with a transport of apptainer.
+_SCP = re.compile(
+    r"(?!(?:docker-archive|oci|oci-archive):)([\w.-]+@)?[\w.-]+:(?=[/~](?!/))", re.ASCII
+)
 # A checkpoint in the directory of a job, or in its part of a bucket.
 _STEP = re.compile(r"(^|/)step-[0-9]{9,}(/|$)")
 # Values in a URL that give access to a store, such as the signature of Azure's shared access.

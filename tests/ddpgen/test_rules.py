@@ -200,7 +200,7 @@ UNWISE = [
             "what": "{script: /t.py}",
             "batch": "null",
             "micro": "null",
-            "top": "checkpoint: {every: 5min}",
+            "top": "checkpoint: {every: 1h}\ntargets: {slurm: {time: 1h}}",
         },
         "6:21 checkpoint.every",
         "script",

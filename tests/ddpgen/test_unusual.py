@@ -497,6 +497,7 @@ environment: {container: "images/torch:24.sif"}
 environment: {container: "/images/torch:24"}
 environment: {container: "docker-archive:torch.tar"}
 environment: {container: "docker-daemon:torch:24"}
+environment: {container: "docker-archive:/images/torch.tar"}
 environment: {container: "instance://torch"}
 environment: {container: "docker://localhost:5000/torch:24"}
 environment: {container: "docker://ghcr.io/me/t@sha256:0123"}

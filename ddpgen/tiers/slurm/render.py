@@ -173,8 +173,8 @@ def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     if job.mem and 0 < (mib := directives.memory_mib(job.mem)) < _LEAST_MIB:
         problem = f"{job.mem} is {mib:g} MiB on each node, in which no training starts"
         yield Conflict(("mem",), problem, "write the unit: 16G", False)
-    every = job.checkpoint.every
-    if job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
+    every, saves = job.checkpoint.every, job.train.program_field == "workload"
+    if saves and job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
         problem = f"{every} is no shorter than the time limit, so only the warning saves"
         yield Conflict(("checkpoint.every", "time"), problem, "write a shorter period", False)
     if job.warning and job.warning > directives.LONGEST_WARNING_S:
