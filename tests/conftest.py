@@ -111,8 +111,12 @@ def no_process_outlives_the_session() -> Iterator[None]:
 def no_process_outlives_its_test(
     request: pytest.FixtureRequest, no_process_outlives_the_session: None
 ) -> Iterator[None]:
-    """Fail a test that leaves a process running; name it, and kill it."""
+    """Fail a test that leaves a process running; name it, and kill it. The same for another working directory."""
+    before = Path.cwd()
     yield from leave_no_process(f"{os.getpid()}.{request.node.nodeid}")
+    after = os.readlink("/proc/self/cwd")
+    os.chdir(before)
+    assert after == str(before), f"the test has left the working directory for {after}"
 
 
 STARTS = frozenset(

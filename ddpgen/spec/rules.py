@@ -23,7 +23,7 @@ MAX_PROCESSES = 1 << 20  # each has a row in the plan
 MAX_PER_PROCESS = 4096  # threads, or processes that prepare its data
 WORKLOADS = ("gpt", "mnist", "toy")
 # The fields that decide how many processes a job has.
-_PROCESSES = ("procs_per_node", "nodes", "hosts")
+_PROCESSES = ("procs_per_node", "nodes")
 # Words of a shell's command line that are no programs.
 _BUILTINS = (".", "cd", "eval", "exec", "export", "for", "if", "set", "source", "ulimit", "while")
 _OPERATORS = ("&", "&&", "|", "||", ">", ">>", "2>&1", "<")

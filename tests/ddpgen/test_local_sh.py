@@ -209,7 +209,7 @@ def test_a_script_without_its_bundle_says_what_is_missing(
 def test_hostile_values_reach_the_training_process_byte_for_byte(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("def build(context): ...")
+    (tmp_path / "mine.py").write_text("def build(context, **args): ...")
     directory = 'ck it\'s $(touch pwned) "é"\n\\ dir'
     args: dict[str, Any] = {f"a{i}": value for i, value in enumerate(HOSTILE)}
     args["z"] = HOSTILE

@@ -30,6 +30,12 @@ class Queue(Controller):
         return self._states.get(job)
 
 
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Come back from /, into which release() goes, because it removes the working directory of a job."""
+    monkeypatch.chdir(tmp_path)
+
+
 def mine(place: Path, requeue_count: int = 0, job: str = "7") -> Directory:
     return Directory(place, job, job, requeue_count, "here")
 
