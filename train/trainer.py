@@ -121,9 +121,9 @@ class Trainer:
     """One rank's part of a run.
 
     `records`: on rank 0 only. `host`: the directory for this host's status. The first rank of each host has one if the job
-    has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits. `accepted`: the changes
-    of settings that the user has accepted. `earlier`: on rank 0, the manifest of the start that wrote the loaded
-    checkpoint; otherwise empty. `marker`: the contents of checkpoint.json, without the parts that grow
+    has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits.
+    `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the manifest of the start that
+    wrote the loaded checkpoint; otherwise empty. `marker`: the contents of checkpoint.json, without the parts that grow
     with the number of hosts. `state`: all that changes during a run.
     """
 
@@ -181,7 +181,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host that had it; "" if rank 0 had it, or nobody.
+        """Resume from the newest checkpoint. Returns the host that had it; "" if rank 0 or no host had it.
 
         Raises TrainError if the checkpoint has other settings that the user has not accepted, if it does not fit the model,
         or if its step is beyond `last_step`.

@@ -78,7 +78,7 @@ class Supervisor:
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
-            # Print the report's path first, because programs read the job's end from the last line.
+            # Print the report's path first, because programs read from the last line how the job ended.
             say_report(self.checkpoint_dir, time.monotonic() - self._started_at)
         for line in outcome.lines:
             say(line)
@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A stop signals setup and this process, up to LATE_S apart. Wait for the signal to this process, so that the end
-            # of setup counts as a stop and not as a failure.
+            # A stop sends a signal to setup and one to this process, up to LATE_S apart. Wait for the second one, so that the
+            # end of setup counts as a stop and not as a failure.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
