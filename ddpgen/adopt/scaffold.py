@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.adopt import program
+from ddpgen.adopt import own_script
 from ddpgen.errors import (
     BundleRefusedError,
     FileTroubleError,
@@ -116,7 +116,7 @@ def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
     if not folder.is_relative_to(home):
         problem = f"--script: {file} does not lie below {home}, where the spec is"
         raise OptionRefusedError(f"{problem}; write it above the script: -o {folder}/job.yaml")
-    outline = program.outline(file)
+    outline = own_script.outline(file)
     text = _SCRIPT_SPEC.format(
         name=name.replace("\n", " "),
         quoted_name=json.dumps(name),

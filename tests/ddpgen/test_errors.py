@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import program, source, workloads
+from ddpgen.adopt import arguments, own_script, program, source, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -58,6 +58,7 @@ from tests.ddpgen.conftest import GPT, ROOT, findings
 from tests.ddpgen.test_reader import field_names
 
 MODULES = (
+    arguments,
     fields,
     groups,
     hosts,
@@ -65,6 +66,7 @@ MODULES = (
     local,
     notation,
     overrides,
+    own_script,
     places,
     program,
     reader,
@@ -145,7 +147,9 @@ def makers(module: ModuleType) -> Iterator[range]:
     """Yield the lines of each expression that makes an error or a warning."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         match node:
-            case ast.Call(func=ast.Name(id="Conflict" | "Finding" | "Refused" | "_warning")):
+            case ast.Call(
+                func=ast.Name(id="Conflict" | "Finding" | "Refused" | "_warning" | "warning")
+            ):
                 yield range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 

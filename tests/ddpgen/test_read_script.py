@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.program import check, outline
+from ddpgen.adopt.own_script import outline
+from ddpgen.adopt.program import check
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import ROOT, Fault, Run

@@ -1,0 +1,64 @@
+"""The calls and globals of a training script, from its syntax tree. Pure."""
+
+from __future__ import annotations
+
+import ast
+
+from ddpgen.spec.rules import Conflict
+
+
+class Script:
+    """The calls and globals of a script.
+
+    `assigned`: the first value of each global. `settings`: the globals that arguments replace, as nanoGPT's
+    configurator does with `globals()`.
+    """
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name, self.tree = name, tree
+        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.called = {name_of(call.func): call for call in reversed(self.calls)}
+        self.assigned: dict[str, ast.expr] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.assigned.setdefault(node.targets[0].id, node.value)
+        self.settings: dict[str, ast.expr] = {}
+        if "ArgumentParser" not in self.called and (reads := self._reads_arguments()):
+            self.settings = {n: v for n, v in self.assigned.items() if v.lineno < reads}
+
+    def _reads_arguments(self) -> int:
+        """Return the line at which words of the command line become globals; 0 without such a line."""
+        if "globals" not in self.called:
+            return 0
+        first = self.called.get("exec")
+        if first is not None and "configurator.py" in ast.unparse(first):
+            return min(first.lineno, self.called["globals"].lineno)
+        words = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(self.tree))
+        return self.called["globals"].lineno if words else 0
+
+    def location(self, node: ast.expr) -> str:
+        return f"{self.name}:{node.lineno}"
+
+
+def constant(value: ast.expr | None) -> str:
+    """Return the text of a constant string; else ""."""
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def text_of(value: ast.expr) -> str:
+    """Return a constant as text, or the name of another expression."""
+    return str(value.value) if isinstance(value, ast.Constant) else name_of(value)
+
+
+def name_of(function: ast.expr) -> str:
+    """Return the last name of an expression, such as `save` of torch.save; else ""."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def warning(field: str, problem: str, remedy: str) -> Conflict:
+    """Return a warning about a script. Without `field`, it stands at the arguments or the script of the spec."""
+    return Conflict(
+        (field, "train.args", "train.script", "train.command"), problem, remedy, fatal=False
+    )

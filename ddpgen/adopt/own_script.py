@@ -1,0 +1,205 @@
+"""The GPUs, devices and saves of a training script, compared with the spec; and its outline for a first spec."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpgen.adopt.arguments import Option, Options, option_values, options_of, reads_settings_file
+from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.bundle import code
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# A script that calls one of these saves files.
+_SAVE_CALLS = frozenset([
+    "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
+    "async_save", "fit", "Trainer", "savez",
+])  # fmt: skip
+# Functions that write a checkpoint, and functions that read one. `fit` and `Trainer` do both, so they count as reads.
+_CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
+_CHECKPOINT_READS = frozenset([
+    "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
+])  # fmt: skip
+# Words that ask for a GPU → the words for a machine without GPUs.
+_CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
+_ASK_TORCH = "let the script ask torch.cuda.is_available()"
+# The names of options that make a script go on from a checkpoint.
+_RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+_TRAINERS = ("Trainer", "Fabric")
+
+
+def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
+    """Yield the likely faults of the script. `home`: the spec's directory."""
+    yield from _gpus(job, script)
+    yield from _devices(job, script)
+    yield from _saves(script, job, home)
+    yield from _lost_saves(job, script)
+
+
+def _gpus(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    if any(machine.gpus for machine in job.machines):
+        return
+    values = option_values(job.train)
+    request = next(_gpu_requests(script, values), None)
+    if request:
+        node, value, remedy = request
+        problem = f"{script.location(node)} asks for {value}, and the job has no GPUs"
+        remedy = f"write gpus_per_node: {job.procs_per_node}, or {remedy}"
+        yield warning("train.script", problem, remedy)
+
+
+def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield each expression that asks for a GPU, its word, and the remedy. `values`: those of the job's arguments."""
+    for name, value in script.settings.items():
+        word = values.get(name, constant(value))
+        if (
+            word in _CPU_WORDS
+            and not _may_use_cpu(script, name)
+            and not reads_settings_file(values)
+        ):
+            yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
+    if "is_available" in script.called:
+        return
+    for call in script.calls:
+        function, option = name_of(call.func), ""
+        if function == "cuda" and isinstance(call.func, ast.Attribute):
+            yield call, "cuda", _ASK_TORCH
+        if function == "add_argument" and call.args:
+            option = constant(call.args[-1]).lstrip("-").replace("-", "_")
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            word = constant(value)
+            if word in _CPU_WORDS and values.get(option, word).partition(":")[0] in _CPU_WORDS:
+                yield value, word, _ASK_TORCH
+
+
+def _may_use_cpu(script: Script, name: str) -> bool:
+    """True if the script itself gives the global `name` a value for a machine without GPUs."""
+    return any(
+        isinstance(node, ast.Assign)
+        and name in map(name_of, node.targets)
+        and constant(node.value) in _CPU_WORDS.values()
+        for node in ast.walk(script.tree)
+    )
+
+
+def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    for call in script.calls:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        devices = keywords.get("devices")
+        if name_of(call.func) not in _TRAINERS or not isinstance(devices, ast.Constant):
+            continue
+        if devices.value not in (job.procs_per_node, "auto", -1):
+            problem = f"{script.location(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
+            remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
+            yield warning("procs_per_node", problem, remedy)
+
+
+def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
+    resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
+    imported = {
+        alias.name.partition(".")[0]
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {
+        (node.module or "").partition(".")[0]
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.ImportFrom)
+    }
+    modules = [posixpath.join(folder, name) for name in sorted(imported)]
+    if "" in imported or any(
+        code.find(job.code, home, path) for name in modules for path in (name, f"{name}.py")
+    ):
+        return
+    writes = sorted(
+        script.called[name].lineno for name in _CHECKPOINT_WRITES & script.called.keys()
+    )
+    if writes and not _CHECKPOINT_READS & script.called.keys():
+        problem = f"{script.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
+        remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
+        if resume.begin == "auto" and not resume.exists:
+            yield warning("train.script", problem, remedy)
+    elif not _SAVE_CALLS & script.called.keys():
+        problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
+        remedy = "save a checkpoint now and then, and load it at the start"
+        yield warning("train.script", problem, remedy)
+
+
+def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the first save into a working directory that is lost with its machine."""
+    if job.persists(job.train.workdir or "") or job.train.resume.exists:
+        return
+    for call in script.calls:
+        name = _saved_name(call, script)
+        if name and not name.startswith(("/", "~", "*")):
+            problem = f"{script.location(call)} saves {name} into the working directory, which goes with the machine"
+            remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
+            yield warning("train.script", problem, remedy)
+            return
+
+
+class Outline(NamedTuple):
+    """The facts of a script for its first spec.
+
+    `options`: its argparse options. `saves`: a pattern of its checkpoint's name. `resume`: the words with which it
+    goes on from the checkpoint. Capitals stand for parts that the source does not show.
+    """
+
+    options: tuple[str, ...] = ()
+    saves: str = "CHECKPOINT"
+    resume: str = "--OPTION=CHECKPOINT"
+
+
+def outline(file: Path) -> Outline:
+    """Return the outline of a script, as far as its source shows it."""
+    try:
+        script = Script(file.name, ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return Outline()
+    saves = next(
+        filter(None, (_saved_name(call, script) for call in script.calls)), Outline().saves
+    )
+    options = options_of(script) or Options({}, ())
+    option = next((name for name in options.long if _RESUME_OPTION.search(name)), "OPTION")
+    word = _word_to_resume(script, option)
+    value = f"={word or ('{newest}' if '*' in saves else saves)}"
+    value = "" if options.long.get(option, Option()).flag else value
+    return Outline(tuple(options.long), saves, f"--{option}{value}")
+
+
+def _saved_name(call: ast.Call, script: Script) -> str:
+    """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
+    if name_of(call.func) not in _CHECKPOINT_WRITES or len(call.args) < 2:
+        return ""
+    text = _path_text(call.args[1], script)
+    return text if text.strip("*/") else ""
+
+
+def _path_text(name: ast.expr, script: Script) -> str:
+    """Return a path as text; "" if the source does not show it."""
+    if isinstance(name, ast.Constant):
+        return str(name.value)
+    if isinstance(name, ast.Name):
+        return constant(script.assigned.get(name.id))
+    if isinstance(name, ast.JoinedStr):
+        parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
+        return "".join(_path_text(part, script) or "*" for part in parts)
+    if isinstance(name, ast.Call) and name_of(name.func) == "join":
+        parts_of_path = [_path_text(part, script) for part in name.args]
+        return "/".join(parts_of_path) if all(parts_of_path) else ""
+    return ""
+
+
+def _word_to_resume(script: Script, option: str) -> str:
+    """Return the value of `option` with which the script goes on, as in `init_from == "resume"`; else ""."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Compare) and name_of(node.left) == option.replace("-", "_"):
+            word = constant(node.comparators[0])
+            if _RESUME_OPTION.search(word):
+                return word
+    return ""
