@@ -70,8 +70,11 @@ def reads_settings_file(values: Mapping[str, str]) -> bool:
 
 
 class Option(NamedTuple):
-    """One option of argparse. `flag`: it takes no value. `wants_value`: it takes one, and fails without. `negated`: it has a form --no-NAME. `read`: int or float, if
-    the script reads the value as such a number. `choices`: the values that it may have; () for any."""
+    """One option of argparse.
+
+    `flag`: it takes no value. `wants_value`: it fails without a value. `negated`: it has a form --no-NAME. `read`: int or
+    float, if the script reads the value as such a number. `choices`: the values that it may have; () for any.
+    """
 
     flag: bool = False
     wants_value: bool = False
@@ -88,13 +91,13 @@ class Options(NamedTuple):
     needed: tuple[str, ...]
 
     def named(self, name: str, abbreviated: bool) -> Option | None:
-        """Return the option that argparse takes `name` for; None for an unknown one."""
+        """Return the option that argparse takes `name` for; None for an unknown one, or one that may be several."""
         negated = {
             f"no-{n}": Option(flag=True) for n, option in self.long.items() if option.negated
         }
         known = {**self.long, **negated}
         meant = [option for n, option in known.items() if abbreviated and n.startswith(name)]
-        return known.get(name) or next(iter(meant), None)
+        return known.get(name) or (meant[0] if len(meant) == 1 else None)
 
 
 def check(job: JobSpec, script: Script) -> Iterator[Conflict]:

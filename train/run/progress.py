@@ -18,7 +18,7 @@ from train.base.files import read_file, replace_file
 NAME = "progress.json"
 _PERIOD_S = 1.0  # between two lines, while steps are taken
 _MOST_STEPS = 100  # the newest steps, which give the speed and the losses
-# These values of an earlier start stay until this start has its own.
+# These values of an earlier start stay until this start has its own. So do the losses, if no step is taken again.
 _ROW_FIELDS = ("longest_step_s", "write_s")
 # The numbers in a row that are not metrics.
 _OF_ROW = ("step", "generation", "time")
@@ -31,8 +31,7 @@ class ProgressFile:
 
     - `attempt`, `last_step`, `steps_per_s`, `unit`, `units_per_step`
     - `step`: the newest complete step; `time`: when it was complete
-    - `loss`, `losses`: the loss of the newest step, and the losses of the newest steps; a start that begins at the
-      newest step of the start before has that start's, until it has its own
+    - `loss`, `losses`: the loss of the newest step, and the losses of the newest steps
     - `evaluation`: the step and the numbers of the newest evaluation
     - `step_s`: seconds between the last two steps
     - `longest_step_s`: the longest time between two rows, among the newest steps and evaluations
@@ -96,9 +95,8 @@ class ProgressFile:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             earlier = json.loads(read_file(self._path))
             self._facts |= {name: earlier.get(name) for name in _ROW_FIELDS}
-            if (
-                earlier.get("step") == step
-            ):  # otherwise these are losses of steps that will be taken again
+            # The losses of later steps will be computed again.
+            if earlier.get("step") == step:
                 self._facts["loss"] = earlier.get("loss")
                 self._losses.extend(earlier.get("losses", ()))
             if earlier["evaluation"]["step"] <= step:  # a later evaluation will be repeated

@@ -45,13 +45,13 @@ _MOST_TEXT = 1000  # characters of a line
 class Weights(NamedTuple):
     """The first checkpoint of both runs whose weights differ.
 
-    `tensor`: the first tensor that differs, or None; then `said` says why it is not known. `damaged`: the files that
+    `tensor`: the first tensor that differs, or None; then `reason` says why it is not known. `damaged`: the files that
     were changed after they were written, in words, else "".
     """
 
     step: int
     tensor: TensorDifference | None
-    said: str
+    reason: str
     damaged: str
 
 
@@ -72,7 +72,7 @@ class Comparison:
             lines.append("loss of step {}: {!r} in A, {!r} in B".format(self.step, *self.losses))
         if self.weights:
             lines.append(
-                f"weights of step {self.weights.step}: {self.weights.tensor or self.weights.said}"
+                f"weights of step {self.weights.step}: {self.weights.tensor or self.weights.reason}"
             )
             if self.weights.damaged not in self.verdict:
                 lines.append(self.weights.damaged)
@@ -142,7 +142,7 @@ def _kind(path: Path) -> str:
 
 def _runs(a: Path, b: Path) -> Comparison:
     manifests = [provenance.read_manifest(each) for each in (a, b)]
-    rows, changed = _rows(a, b)
+    rows, changed_row = _rows(a, b)
     losses = [each.losses for each in rows]
     common = losses[0].keys() & losses[1].keys()
     checkpoints = sorted({*steps_on_disk(a)} & {*steps_on_disk(b)})
@@ -160,26 +160,28 @@ def _runs(a: Path, b: Path) -> Comparison:
     starts = [_start_of(manifest, parted) for manifest in manifests]
     differences = environment_differences(*_origins((a, b), starts, manifests))
     ends = [max((*each, *steps_on_disk(place))) for each, place in zip(losses, (a, b), strict=True)]
-    if changed:
-        said = changed
+    if changed_row:
+        conclusion = changed_row
     elif step == parted:
-        said = verdict(f"the runs part at step {step}", differences)[0]
+        conclusion = verdict(f"the runs part at step {step}", differences)[0]
     elif digests and digests.step == parted:
         fact = f"the weights differ at step {parted}, first in {digests.name(a, b)}"
-        said = verdict(fact, differences)[0]
+        conclusion = verdict(fact, differences)[0]
     elif evaluation == parted:
-        said = verdict(f"the evaluations differ at step {evaluation}", differences)[0]
+        conclusion = verdict(f"the evaluations differ at step {evaluation}", differences)[0]
     elif weights:
         fact = f"the weights differ at step {weights.step}, and no loss before it"
-        said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
+        conclusion = (
+            f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
+        )
     else:
         what = f"{len(common)} losses, the weights of {len(checkpoints)} checkpoint(s)"
-        said = f"the same to the bit: {what}"
+        conclusion = f"the same to the bit: {what}"
         if ends[0] != ends[1]:
-            said += f"; but A ends at step {ends[0]}, B at step {ends[1]}"
-    same = parted == math.inf and ends[0] == ends[1] and not changed
+            conclusion += f"; but A ends at step {ends[0]}, B at step {ends[1]}"
+    same = parted == math.inf and ends[0] == ends[1] and not changed_row
     at_step = [each[step] for each in losses] if step is not None else ()
-    return Comparison(same, said, differences, step, at_step, weights)
+    return Comparison(same, conclusion, differences, step, at_step, weights)
 
 
 def _checkpoints(a: Path, b: Path) -> Comparison:
@@ -200,8 +202,8 @@ def _checkpoints(a: Path, b: Path) -> Comparison:
             True, f"the weights of step {steps[0]} are the same to the bit", differences
         )
     fact = f"the weights of step {steps[0]} differ"
-    said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
-    return Comparison(False, said, differences, weights=weights)
+    conclusion = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
+    return Comparison(False, conclusion, differences, weights=weights)
 
 
 def _manifests(a: Path, b: Path) -> Comparison:
@@ -282,7 +284,7 @@ def _origins(
 def _weights(step: int, a: Path, b: Path) -> Weights | None:
     """Return how the weights of two checkpoints differ, or None if they do not. Raises TrainError."""
     models = a / _MODEL, b / _MODEL
-    tensor, said = None, ""
+    tensor, reason = None, ""
     try:
         if filecmp.cmp(*models, shallow=False):
             return None
@@ -290,14 +292,16 @@ def _weights(step: int, a: Path, b: Path) -> Weights | None:
     except OSError as error:
         raise TrainError(f"{error.filename} cannot be read: {error.strerror}") from None
     except ImportError:
-        said = "they differ; which tensor cannot be said without torch, which is not installed here"
+        reason = (
+            "they differ; which tensor cannot be reason without torch, which is not installed here"
+        )
     except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
-        said = f"they cannot be loaded: {error}"
-    if tensor is None and not said:
+        reason = f"they cannot be loaded: {error}"
+    if tensor is None and not reason:
         return None  # another version of torch has written other bytes around the same tensors
     damaged = " and ".join(str(model) for model in models if not _as_written(model))
     return Weights(
-        step, tensor, said, f"{damaged} was changed after it was written" if damaged else ""
+        step, tensor, reason, f"{damaged} was changed after it was written" if damaged else ""
     )
 
 
