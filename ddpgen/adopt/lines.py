@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ddpgen.spec import places
+from ddpgen.spec import ssh
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -57,7 +57,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     """Yield the faults of the lines of bash, and the fault that ssh finds in its words."""
     yield from _bash(job)
     words = getattr(job, "ssh_options", ())
-    if words and not any(places.ssh_options_faults(words)) and (fault := _ssh_fault(words)):
+    if words and not any(ssh.options_faults(words)) and (fault := _ssh_fault(words)):
         yield Conflict(
             ("ssh_options",),
             f"ssh says: {fault}",

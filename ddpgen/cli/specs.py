@@ -163,7 +163,7 @@ def site(name: str | None, login: str | None, output: Path | None, force: bool) 
     """
     from ddpgen.site import profiles
     from ddpgen.spec.job import NAME
-    from ddpgen.spec.places import Destination
+    from ddpgen.spec.ssh import Destination
     from ddpgen.tiers.slurm import site as sites
 
     if (name is None) == (output is None):

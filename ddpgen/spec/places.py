@@ -1,4 +1,4 @@
-"""The kinds of value that name places: directories and programs on the hosts, stores, addresses, destinations of ssh.
+"""The kinds of value that name places: directories and programs on the hosts, stores, addresses.
 
 Decides which of them cannot exist, or cannot belong to one job. Asks no host and no network. Pure.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from ddpgen.spec.fields import Refused, Text, did_you_mean, show
 from ddpgen.spec.yamltree import Scalar
@@ -36,10 +36,6 @@ _CREDENTIALS = re.compile(
 _ACCESS_POINT = re.compile(
     r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:[0-9]{12}:([a-z0-9-]+[/:])*accesspoint[/:][A-Za-z0-9.-]+(?=/|$)"
 )
-# Letters of ssh(1): options with a value, options without a value, and options with which ssh runs no command.
-_SSH_VALUES = "BbcDEeFIiJLlmOoPpQRSwW"
-_SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
-_SSH_NO_COMMAND = "fGnNQsVW"
 # The command that activates an environment, or a file in its directory, where the directory is meant.
 _AROUND_ENVIRONMENT = re.compile(
     r"^(\.|source|(conda|mamba|micromamba) activate) +|/(bin/(activate|python|pip)[\w.]*|pyproject\.toml|uv\.lock)$"
@@ -48,15 +44,6 @@ _AROUND_ENVIRONMENT = re.compile(
 _NO_PYTHON = re.compile(
     r"(activate|pip|conda|uv|torchrun|accelerate|deepspeed|srun|mpirun|bash|sh|zsh)[0-9.]*(\.\w+)?"
 )
-# Options of ssh_config(5) that do the same as the last ones.
-_SSH_NO_COMMAND_NAMES = re.compile(
-    r"\s*(sessiontype[\s=]+(none|subsystem)|(stdinnull|forkafterauthentication)[\s=]+(yes|true))\b",
-    re.IGNORECASE,
-)
-# A host of ssh: a name or an IPv6 address. ssh:// takes an IPv6 address in [] alone.
-_SSH_HOST = re.compile(r"[^-,/:\[][^,/:]*|\[[^]/]+\]")
-_IPV6 = re.compile(r"[^-,/:\[]*:[^,/]*:[^,/]*")
-_DESTINATION = "a destination of ssh: an alias, user@host or ssh://user@host:port"
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
@@ -68,21 +55,21 @@ class HostPath(Text):
         super().__init__(allowed=allowed)
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), path_fault)
+        return checked(super().parse(raw), path_fault)
 
 
 class HostDirectory(HostPath):
     """A directory on the hosts."""
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _url_for_directory)
+        return checked(super().parse(raw), _url_for_directory)
 
 
 class EnvironmentPath(HostPath):
     """The directory of a Python environment on the hosts."""
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _environment_fault)
+        return checked(super().parse(raw), _environment_fault)
 
 
 class Prefix(Text):
@@ -95,7 +82,7 @@ class Prefix(Text):
         )
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _step_fault)
+        return checked(super().parse(raw), _step_fault)
 
 
 class Address(Text):
@@ -108,17 +95,7 @@ class Address(Text):
         )
 
     def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), number_fault)
-
-
-class Destination(Text):
-    """A host as ssh takes it on its command line."""
-
-    def __init__(self) -> None:
-        super().__init__(r"[^\s\0-][^\s\0]*", _DESTINATION)
-
-    def parse(self, raw: Scalar) -> str:
-        return _checked(super().parse(raw), _destination_fault)
+        return checked(super().parse(raw), number_fault)
 
 
 def path_fault(path: str) -> Refused | None:
@@ -300,63 +277,7 @@ def number_fault(address: str) -> Refused | None:
     return None
 
 
-def _destination_fault(destination: str) -> Refused | None:
-    target = destination.removeprefix("ssh://")
-    if port := re.search(r":([^:\]/]*)/?$", target) if target != destination else None:
-        if not port[1].isdecimal() or not 1 <= int(port[1][:6]) <= 65535:
-            return Refused(f"{show(port[1])} is no port", "write one from 1 to 65535")
-        target = target[: port.start()]
-    elif target != destination:
-        target = target.removesuffix("/")
-    elif re.fullmatch("[^:/]+:[0-9]+", target):
-        problem = f"{destination} is no destination of ssh: it takes a port otherwise"
-        return Refused(problem, f"write ssh://{destination}")
-    user, at, host = target.rpartition("@")
-    if not host:
-        return Refused("names no host", "write an alias, user@host or its like")
-    if at and (not user or user.endswith("@")):
-        return Refused(f"{show(destination)} names no user", f"write {host}, or USER@{host}")
-    if not re.fullmatch("[^:,/]*", user):
-        problem = f"{show(user)} is no user, and ssh takes neither a password nor a second host"
-        return Refused(problem, f"write {_DESTINATION}")
-    uri = destination.startswith("ssh://")
-    if not (_SSH_HOST.fullmatch(host) or (not uri and _IPV6.fullmatch(host))):
-        return Refused(f"{show(host)} is no address", f"write {_DESTINATION}")
-    # An alias in ~/.ssh/config may have any name, such as 2.
-    return number_fault(host) if host.count(".") == 3 else None
-
-
-def ssh_options_faults(words: Sequence[str]) -> Iterator[tuple[int, Refused]]:
-    """Yield the faults of words for ssh, each with its index. ssh reads them before the destination, as getopt does."""
-    value_of = ""
-    for i, word in enumerate(words):
-        if value_of:
-            if value_of == "o" and (name := _SSH_NO_COMMAND_NAMES.match(word)):
-                yield i, Refused(f"with {name[1]} ssh runs no command on the host", "leave it out")
-            value_of = ""
-            continue
-        match = re.fullmatch(rf"-(?!-)([^{_SSH_VALUES}]*)(.?)(.*)", word, re.DOTALL)
-        if match is None or len(word) < 2:
-            remedy = f'write "-o", "{word}"' if "=" in word else "write options alone"
-            yield i, Refused(f"{show(word)} would be the destination", remedy)
-            return
-        flags, letter, value = match.groups()
-        other = re.sub(f"[{_SSH_FLAGS}]", "", flags)[:1] or (letter if letter in "QW" else "")
-        if other and other in _SSH_NO_COMMAND:
-            yield i, Refused(f"with -{other} ssh runs no command on the host", "leave it out")
-        elif other:
-            yield i, Refused(f"-{other} is no option of ssh", "write one of ssh(1)")
-        elif letter == "o" and (name := _SSH_NO_COMMAND_NAMES.match(value)):
-            yield i, Refused(f"with {name[1]} ssh runs no command on the host", "leave it out")
-        elif value.startswith(" "):
-            remedy = f'write two words: "-{letter}", "{value.strip()}"'
-            yield i, Refused(f"{show(word)} is one word with a space in it", remedy)
-        value_of = "" if value else letter
-    if value_of:
-        yield len(words) - 1, Refused(f"-{value_of} has no value", "write it as the next word")
-
-
-def _checked(text: str, fault: Callable[[str], Refused | None]) -> str:
+def checked(text: str, fault: Callable[[str], Refused | None]) -> str:
     """Return the text. Raise its fault, if it has one."""
     if refusal := fault(text):
         raise refusal

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
-from ddpgen.spec import places, secrets
+from ddpgen.spec import places, secrets, ssh
 from ddpgen.spec.fields import Refused, did_you_mean, show
 from ddpgen.spec.job import JobSpec, Python, Train
 
@@ -400,7 +400,7 @@ def _secrets(job: JobSpec) -> Iterator[Conflict]:
 
 def ssh_options(words: Sequence[str]) -> Iterator[Conflict]:
     """Check the words for every ssh command of a tier."""
-    for i, fault in places.ssh_options_faults(words):
+    for i, fault in ssh.options_faults(words):
         fields = (f"ssh_options[{i}]", "ssh_options")
         yield Conflict(fields, fault.problem, fault.remedy)
 

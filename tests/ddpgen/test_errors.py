@@ -28,6 +28,7 @@ from ddpgen.spec import (
     places,
     reader,
     rules,
+    ssh,
     sweep,
     times,
     unwise,
@@ -37,8 +38,8 @@ from ddpgen.spec.merge import LAYERS
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.registry import TIERS
+from ddpgen.tiers.sky import machines, requirement
 from ddpgen.tiers.sky import render as sky
-from ddpgen.tiers.sky import requirement
 from ddpgen.tiers.slurm import notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
@@ -64,6 +65,7 @@ MODULES = (
     hosts,
     layers,
     local,
+    machines,
     notation,
     overrides,
     own_script,
@@ -75,6 +77,7 @@ MODULES = (
     sky,
     slurm,
     source,
+    ssh,
     sweep,
     times,
     unwise,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpgen.spec import places
+from ddpgen.spec import places, ssh
 from ddpgen.spec.fields import Refused
 from tests.ddpgen.conftest import GPT, faults, named
 
@@ -94,7 +94,7 @@ def bucket_fault(url: str) -> Refused | None:
 
 def ssh_words(text: str) -> object:
     """Return the first fault of words for ssh, which `text` has with commas between them; None without one."""
-    faults = places.ssh_options_faults(text.split(","))
+    faults = ssh.options_faults(text.split(","))
     return next((fault for _, fault in faults), None)
 
 
@@ -129,7 +129,7 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "10.0.0.300  10.0.0.011  10.0.1  1.2.3.4.5  1.2.3.4.  224.0.0.1  255.255.255.255  0.1.2.3  300  a..b  a/b",
     ),
     (
-        places.Destination().parse_text,
+        ssh.Destination().parse_text,
         ("h  me@h  ssh://me@h:2222  ssh://h/  DOM\\me@h  me@corp.org@h  me@fd00::1  ssh://[fd00::1]:22  a_b  ::1  [::1]  fe80::1%eth0"
         "  ssh://me@h:22/  2  me@2  300  1.2"),
         ("me@  @h  me@@h  h:22  me@h:22  ssh://  ssh://@h  ssh://h:0  ssh://h:99999  ssh://h:x  ssh://h:  ssh://h:0/  ssh://h:22/x  h/x"

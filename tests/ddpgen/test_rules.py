@@ -9,6 +9,7 @@ import pytest
 
 from ddpgen.adopt import lines
 from ddpgen.tiers.registry import read
+from tests.ci import do_without
 from tests.ddpgen.conftest import Fault, faults, findings, named
 
 BASE = """\
@@ -326,9 +327,9 @@ def with_words(words: str) -> str:
     return f"{spec(nodes=2)}targets:\n  hosts: {{{hosts}}}\n"
 
 
-@pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")
 @pytest.mark.parametrize(("words", "fatal", "complaint"), WORDS)
 def test_ssh_reads_its_words(words: str, fatal: bool, complaint: str) -> None:
+    do_without("ssh", "" if shutil.which("ssh") else "apt install openssh-client")
     told = findings(with_words(words))
     assert [finding.fatal for finding in told] == ([fatal] if complaint else [])
     assert all(complaint in finding.problem for finding in told)

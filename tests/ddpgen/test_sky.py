@@ -570,8 +570,8 @@ WARNED = [
         "spot",
     ),
     (f"{BUCKET}, infra: lambda", "10:34 targets.sky.infra", "spot: false"),
-    (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "16+"),
-    (f"{BUCKET}, memory: 0.1+", "10:35 targets.sky.memory", "16+"),
+    (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "MiB"),
+    (f"{BUCKET}, memory: 0.1+", "10:35 targets.sky.memory", "MiB"),
     (f"{BUCKET}, ordered: true", "10:36 targets.sky.ordered", "no effect"),
     (
         f"{BUCKET}, preempted_every: 1h, checkpoint: {{every: 5min}}",

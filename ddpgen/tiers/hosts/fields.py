@@ -21,7 +21,8 @@ from ddpgen.spec.fields import (
 )
 from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import ENV, INTERFACE, NAME, JobSpec, Machine, Python
-from ddpgen.spec.places import Address, Destination, HostDirectory
+from ddpgen.spec.places import Address, HostDirectory
+from ddpgen.spec.ssh import Destination
 from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:

@@ -69,12 +69,12 @@ def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
             yield "image_id" if name == "image" else name, value
 
 
-def memory_gb(memory: str) -> float:
-    """Return the GB of a size, as SkyPilot reads it: a number without a unit is in GB."""
+def memory_mib(memory: str) -> float:
+    """Return the MiB of a size, as SkyPilot reads it: a number without a unit is in GiB."""
     number = re.match("[0-9.]+", memory)
     assert number is not None
     unit = memory[number.end() :].rstrip("+").upper()[:1] or "G"
-    return float(number[0]) * 1024.0 ** ("KMGTP".index(unit) - 2)
+    return float(number[0]) * 1024.0 ** ("KMGTP".index(unit) - 1)
 
 
 def alternatives(job: SkyJob) -> Iterator[Pairs]:

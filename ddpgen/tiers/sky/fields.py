@@ -47,11 +47,6 @@ _CLOUDS = (
     "lambda", "mithril", "nebius", "oci", "paperspace", "primeintellect", "runpod", "scp", "seeweb", "shadeform",
     "slurm", "ssh", "vast", "verda", "vsphere", "yotta",
 )  # fmt: skip
-# The clouds on which SkyPilot 0.14 never takes a spot machine.
-WITHOUT_SPOT = {
-    "cudo", "digitalocean", "do", "fluidstack", "hyperbolic", "lambda", "paperspace", "scp", "seeweb",
-    "shadeform", "slurm", "vsphere", "yotta",
-}  # fmt: skip
 # [REGISTRY[:PORT]/]NAME[:TAG][@DIGEST], as docker takes it.
 _DOCKER = re.compile(
     r"docker:([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddpgen.spec.fields import Choice, Flag, Refused, Text, WholeNumber, setting
 from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import Environment, JobSpec
-from ddpgen.spec.places import Destination, EnvironmentPath, HostDirectory, HostPath
+from ddpgen.spec.places import EnvironmentPath, HostDirectory, HostPath
+from ddpgen.spec.ssh import Destination
 from ddpgen.spec.times import ClockTime, Duration
 from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers.slurm.notation import (

@@ -50,7 +50,6 @@ _OPTIONS = {
          "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
     ),
 }  # fmt: skip
-_LEAST_MIB = 256  # of memory, below which Python with torch does not start
 
 
 def check(job: SlurmJob) -> Iterator[Conflict]:
@@ -170,9 +169,8 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
 def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     """Yield a warning for each value that Slurm takes, and that is hardly meant."""
     yield from unwise.temporary(job, "name a directory that all nodes see")
-    if job.mem and 0 < (mib := directives.memory_mib(job.mem)) < _LEAST_MIB:
-        problem = f"{job.mem} is {mib:g} MiB on each node, in which no training starts"
-        yield Conflict(("mem",), problem, "write the unit: 16G", False)
+    if job.mem:
+        yield from unwise.memory("mem", job.mem, directives.memory_mib(job.mem), "16G")
     every, saves = job.checkpoint.every, job.train.program_field == "workload"
     if saves and job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
         problem = f"{every} is no shorter than the time limit, so only the warning saves"

@@ -1,0 +1,145 @@
+"""The machines of a job on SkyPilot: the rules for their kind, cloud, image and labels.
+
+Owns the facts about the clouds of SkyPilot 0.14 that a spec can be held to without its catalogue. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddpgen.spec import unwise
+from ddpgen.spec.fields import show
+from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.sky import directives
+from ddpgen.tiers.sky.fields import SkyJob
+
+# The clouds on which SkyPilot 0.14 never takes a spot machine.
+_WITHOUT_SPOT = {
+    "cudo", "digitalocean", "do", "fluidstack", "hyperbolic", "lambda", "paperspace", "scp", "seeweb",
+    "shadeform", "slurm", "vsphere", "yotta",
+}  # fmt: skip
+# Cloud → the names and values of its labels in SkyPilot 0.14 (is_label_valid in sky/clouds/), and the same in words.
+_LABELS = {
+    "aws": (
+        r"(?!aws:)[\S]{1,127}$",
+        r"[\S]{0,255}$",
+        "a name of up to 127 characters and a value of up to 255, without spaces",
+    ),
+    "gcp": (
+        r"[a-z]([a-z0-9_-]{0,62})?$",
+        r"[a-z0-9_-]{0,63}$",
+        "up to 63 small letters, digits, `_` and `-`, a letter first in the name",
+    ),
+    "k8s": (
+        r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\/)?[a-z0-9]([-a-z0-9_.]{0,61}[a-z0-9])?$",
+        r"([a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?)?$",
+        "up to 63 letters, digits, `_`, `.` and `-`, small ones in the name",
+    ),
+}
+_LABELS |= {"kubernetes": _LABELS["k8s"], "ssh": _LABELS["k8s"]}
+# Cloud → the names of its zones. The group is the region of the zone.
+_ZONES = {
+    "aws": re.compile(r"([a-z]+(-[a-z]+)+-[0-9]+)[a-z]"),
+    "gcp": re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]"),
+}
+# The first letters of the images that only one cloud has → that cloud.
+_IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
+# The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
+_BEST_WITH_IMAGE = {"gcp", "nebius"}
+# Where machines that are no spot machines may be taken back as well.
+_PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
+
+
+def check(job: SkyJob) -> Iterator[Conflict]:
+    """Yield the fields about machines that SkyPilot would refuse or misread."""
+    yield from _machines(job)
+    yield from _places(job)
+    yield from _image(job)
+    yield from _labels(job)
+
+
+def _machines(job: SkyJob) -> Iterator[Conflict]:
+    if others := job.gpu_counts - {job.gpus_per_node or 0}:
+        gpus = max(others)
+        problem = f"{gpus} GPUs on a machine, where the job uses {job.gpus_per_node or 0}"
+        fields = ("accelerators", "gpus_per_node", "procs_per_node")
+        yield Conflict(fields, problem, f"write gpus_per_node: {gpus} and procs_per_node: {gpus}")
+    if job.gpus_per_node and not job.accelerators and job.instance_type is None:
+        problem = f"asks for {job.gpus_per_node} GPUs, and nothing says of which kind"
+        remedy = f"write accelerators: A100:{job.gpus_per_node}"
+        yield Conflict(("accelerators", "gpus_per_node"), problem, remedy)
+    if job.instance_type and len(job.clouds) != 1:
+        problem = f"{job.instance_type} is one cloud's name for a machine"
+        yield Conflict(("instance_type", "infra"), problem, "write infra: with that cloud")
+    if job.on_demand_fallback and not job.spot:
+        problem = "has no effect: the machines are paid in full anyway"
+        yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
+    if job.preempted_every and not job.spot and not job.clouds & _PREEMPTS:
+        problem = "spot is false, and so no cloud takes a machine back"
+        yield Conflict(("preempted_every", "spot"), problem, "leave one of them out", False)
+    if job.infra and job.clouds <= _WITHOUT_SPOT and job.spot and not job.on_demand_fallback:
+        problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
+        yield Conflict(("infra", "spot"), problem, "write spot: false", False)
+    if job.memory:
+        yield from unwise.memory("memory", job.memory, directives.memory_mib(job.memory), "16GB")
+    if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
+        yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
+    if job.cpus and float(job.cpus.rstrip("+")) < job.procs_per_node > 1:
+        problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
+        remedy = f'write "{job.procs_per_node}+", or start fewer processes'
+        yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _places(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each zone that is written as a region, or that is in another region."""
+    for i, place in enumerate(job.infra):
+        cloud, _, names = place.partition("/")
+        region, _, zone = names.partition("/")
+        if cloud not in _ZONES:
+            continue
+        match = _ZONES[cloud].fullmatch(zone or region)
+        if match and region not in (match[1], "*"):
+            problem = f"{match[0]} is a zone of {cloud}" + (f" in {match[1]}" if zone else "")
+            remedy = f"write {cloud}/{match[1]}, or {cloud}/{match[1]}/{match[0]}"
+            yield Conflict((f"infra[{i}]", "infra"), problem, remedy, False)
+
+
+def _image(job: SkyJob) -> Iterator[Conflict]:
+    image = job.image or ""
+    if image.startswith("docker:"):
+        if "@sha256:" not in image:
+            problem = f"{image} may be another image the next time a machine starts"
+            yield Conflict(("image",), problem, "name it by digest: docker:NAME@sha256:…", False)
+    elif image and (not job.clouds or "*" in job.clouds):
+        problem = f"{image} is one cloud's image, and infra does not name the cloud"
+        remedy = f"write infra: with that cloud, or image: docker:{image} if it is a container's"
+        yield Conflict(("image", "infra"), problem, remedy)
+    elif "/" in image and ":" in image and not image.startswith(("projects/", "ocid1.")):
+        problem = f"{image} looks like a container's image, and would be taken for a cloud's"
+        yield Conflict(("image",), problem, f"write docker:{image}", False)
+    elif image:
+        yield from _image_of_a_cloud(job, image)
+
+
+def _image_of_a_cloud(job: SkyJob, image: str) -> Iterator[Conflict]:
+    owner = next((cloud for start, cloud in _IMAGES.items() if image.startswith(start)), None)
+    if owner and (others := job.clouds - {owner}):
+        problem = f"{image} is an image of {owner}, and infra names {', '.join(sorted(others))}"
+        yield Conflict(("image", "infra"), problem, f"write infra: {owner}/REGION")
+    elif not image.startswith("skypilot:") and {"aws", "aws/*", "aws/*/*"} & {*job.infra}:
+        problem = f"{image} is in one region of aws, and infra does not name the region"
+        yield Conflict(("infra", "image"), problem, "write aws/REGION, like aws/us-east-1")
+    if job.network_tier == "best" and (others := job.clouds - _BEST_WITH_IMAGE):
+        problem = f"{image} cannot have network_tier: best on {', '.join(sorted(others))}"
+        remedy = "leave one of them out, or write image: docker:NAME@sha256:DIGEST"
+        yield Conflict(("network_tier", "image"), problem, remedy)
+
+
+def _labels(job: SkyJob) -> Iterator[Conflict]:
+    for cloud in sorted(job.clouds & _LABELS.keys()):
+        names, values, allowed = _LABELS[cloud]
+        for name, value in job.labels.items():
+            if not (re.match(names, name) and re.match(values, value)):
+                problem = f"{show(f'{name}={value}')} is no label of {cloud}"
+                yield Conflict((f"labels.{name}", "labels"), problem, f"write {allowed}")
