@@ -104,8 +104,7 @@ class Walk:
             return self.placeholder(kind, path)
 
     def placeholder(self, kind: Kind, path: Path) -> Any:
-        # A rule about all items of a list has the list as its field.
-        self.invalid_fields.update((dotted(path), dotted(path).partition("[")[0]))
+        self.invalid_fields.add(dotted(path))
         return kind.placeholder(path, self)
 
     def refuse(self, node: Node, refused: Refused) -> None:

@@ -266,6 +266,7 @@ parser.add_argument("--model", choices=["small", "large"])
 parser.add_argument("--bits", choices=(8, 16), type=int)
 parser.add_argument("--amp", action="store_true")
 parser.add_argument("--log", action=argparse.BooleanOptionalAction)
+parser.add_argument("--verbosity", nargs="?")
 parser.add_argument("files", nargs="*")
 args = parser.parse_args()
 m.save(m.load())
@@ -286,9 +287,11 @@ UNREADABLE = [
     ("{help: true}", "train.args.help", "train nothing"),
     ("[--lr]", "train.args[0]", "reads a value"),
     ("[--lr, --amp]", "train.args[0]", "reads a value"),
+    ("[--l=1]", "train.args[0]", "no option --l"),
     ("[]\n  resume: {exists: x, args: [--lr, abc]}", "train.resume.args[0]", "no float"),
 ]
 READABLE = [
+    "[--verbosity]",
     "{lr: 1e-3, model: small, bits: 8, amp: true, log: false}\n  args_style: no-prefix",
     "{lr: '{job}', model: '{job}', files: x}",
     "[--lr, '1', --mod=small, --bits, '8', --log, --no-log, --amp, a, --size=LARGE]",

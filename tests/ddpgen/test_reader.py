@@ -160,6 +160,7 @@ NOT_YAML = [
     ("name: a: b\n", "1:8", "second colon"),
     ("name: toy:\n", "1:10", "second colon"),
     ("name: a\nenv:\n  A: b:\n", "3:7", "second colon"),
+    ("[?]]:", "1:1", "key: value"),
     ("name: 'a\n", "1:7", "quote"),
     ("name: [a\ncode: b\n", "1:7", "bracket"),
     ("name: 'a\nenv: {A: 'b'}\n", "1:7", "closes on line 2"),

@@ -588,9 +588,17 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
     assert named(map(Fault.of, told), where, word), told
 
 
-def test_an_option_with_a_file_is_no_package() -> None:
-    told = findings(on_sky(f"{BUCKET}, requirements: [-rown.txt]"))
-    assert not any("name of a package" in finding.problem for finding in told)
+@pytest.mark.parametrize(
+    ("requirements", "word"),
+    [
+        ("-rown.txt", "name of a package"),
+        ("'a==1 --hash=sha256:0', b==1, -c /own.txt", "hash"),
+        ("torch==2.13.0+cu126, '--extra-index-url https://x/y'", "PyPI"),
+    ],
+)
+def test_another_line_may_make_a_requirement_right(requirements: str, word: str) -> None:
+    told = findings(on_sky(f"{BUCKET}, requirements: [{requirements}]"))
+    assert not any(word in finding.problem for finding in told)
 
 
 def test_a_package_at_an_address_is_no_other_one_next_month() -> None:
