@@ -512,8 +512,8 @@ def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: 
     assert "job.yaml:8:7: code: " in refused.err
     assert "both become code/my_model.py; " in refused.err
     (tmp_path / "other" / "my_model.py").rename(tmp_path / "other" / "more.py")
-    write_files(src, ".ddpgenignore")
-    write_files(tmp_path / "other", ".ddpgenignore")
+    for folder in (src, tmp_path / "other"):
+        (folder / ".ddpgenignore").write_text("*.tmp\n")
     assert render(MODEL.replace("code: src", "code: [src, other]")).code == 0
 
 
