@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from tests.real.jobs import assert_same_bits, checkpoints, rows
-from tests.train import own_parts
+from tests.train import own_parts, workers
 from tests.train.workers import Run, import_compiler, run
 from train.checkpoint import disk
+from train.checkpoint.checkpointer import Checkpointer
 from train.training import evaluate, repeats
 
 PARTS = Path(__file__).with_name("own_parts.py")
@@ -235,6 +236,7 @@ def test_a_best_checkpoint_waits_for_a_slow_disk_and_nobody_gives_up(
         time.sleep(2.5)
         real(*arguments)
 
+    monkeypatch.setattr(workers, "due", Checkpointer.due)
     monkeypatch.setattr(disk, "write", slow)
     flags = (*BEST, "--steps=5", "--collective-timeout=1s", "--log-every=1")
     completed(tmp_path, "measured", 2, *flags, values(0.1, 0.2))

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.real.jobs import assert_same_bits
+from tests.train import workers
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
 from tests.train.test_manifest import made_bundle
 from tests.train.workers import Run, run
@@ -45,25 +46,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.05,))
     monkeypatch.setattr(checkpointer, "_URGENT_PAUSES_S", (0.05,))
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 1")
-
-
-@pytest.fixture(autouse=True)
-def in_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These steps take less than an upload: wait for it, so that every checkpoint that is due is taken."""
-    if "free_running" in request.fixturenames:
-        return
-    due = Checkpointer.due
-
-    def waits(self: Checkpointer, step: int) -> bool:
-        self.settle(60.0)
-        return due(self, step)
-
-    monkeypatch.setattr(Checkpointer, "due", waits)
-
-
-@pytest.fixture
-def free_running() -> None:
-    """As trainings are."""
 
 
 @pytest.fixture
@@ -248,7 +230,7 @@ def test_a_last_checkpoint_that_does_not_get_there_fails_the_job_and_the_next_st
 
 
 def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploading = threading.Lock()
 
@@ -258,6 +240,7 @@ def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
             time.sleep(0.15)
             uploading.release()
 
+    monkeypatch.setattr(workers, "due", Checkpointer.due)
     through(monkeypatch, hook)
     done = trained(tmp_path / "one", bucket, "--checkpoint-every=1 steps", steps=150)
     assert done.codes == [0, 0], done.output
