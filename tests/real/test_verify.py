@@ -41,7 +41,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job.until_step(6)
     os.kill(job.agent(), signal.SIGKILL)
     assert job.end() == 1, job.output
-    done = jobs.run(rendered(place, 2))
+    # Slow, because a checkpoint that is due while another is written comes a step later.
+    done = jobs.run(rendered(place, 2), env={"SLOW": "0.02"})
     assert done.process.returncode == 0, done.output
     return place / "ckpt"
 
