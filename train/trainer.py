@@ -48,7 +48,7 @@ from train.workload import Context
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# How long all ranks wait at most while rank 0 writes a checkpoint to its disk.
+# Seconds that the ranks wait at most while rank 0 writes a checkpoint to its disk.
 LAST_SAVE_S = 3600.0
 
 
@@ -122,9 +122,9 @@ class Trainer:
 
     `records`: on rank 0 only. `host`: the directory for this host's status. The first rank of each host has one if the job
     has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits.
-    `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the manifest of the start that
-    wrote the loaded checkpoint; otherwise empty. `marker`: the contents of checkpoint.json, without the parts that grow
-    with the number of hosts. `state`: all that changes during a run.
+    `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the start that wrote the
+    loaded checkpoint, in a manifest's form; otherwise empty. `marker`: the contents of checkpoint.json, without the parts
+    that grow with the number of hosts. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -170,7 +170,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config, world, directory)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Build LearningRate before loading a checkpoint, which replaces the optimizers' base rates by scheduled rates.
+        # LearningRate reads the base rates here. Afterwards a loaded checkpoint replaces them by scheduled rates.
         schedule = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, schedule)
         self.settings = numerics.settings(config, self.last_step, schedule is not None)
@@ -297,8 +297,8 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run evaluates its last step only after the checkpoint of that step, so the checkpoint lacks the evaluation. A
-            # run with more `steps` may need it.
+            # The loaded checkpoint is of the last step of a shorter run, which evaluated that step after the checkpoint. So
+            # evaluate it now.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -336,7 +336,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, due, is_best)
         if is_best:
-            # The write of the previous checkpoint delays rank 0, perhaps beyond the collective timeout.
+            # Rank 0 may still be writing the previous checkpoint, perhaps beyond the collective timeout. Wait for it.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:

@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A stop sends a signal to setup and one to this process, up to LATE_S apart. Wait for the second one, so that the
-            # end of setup counts as a stop and not as a failure.
+            # A stop signals both setup and this process, within LATE_S. Setup may end first. So wait for this process's
+            # signal, or a stop would count as a failure of setup.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Steps were done, but this process finds no checkpoint on its disk. Another host or the store may have
-                    # one. A job with no other host and no store has a checkpoint only after a clean stop.
+                    # There were steps, but this disk has no checkpoint. Another host or the store may have one. Without
+                    # these, only a clean stop has saved one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -185,8 +185,8 @@ class Client:
     def _fault(self) -> Finding | None:
         """The fault that keeps this host from the head.
 
-        A program at the head's port is a fault only after `_sure_s`. If the head calls this host to say that the port is
-        taken, this host does not report the program, because the head does.
+        A program at the head's port is a fault only after `_sure_s`. A head that finds its port taken calls this host and
+        says so. Then the head reports the program, and this host does not.
         """
         met = self._search
         if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
@@ -284,7 +284,7 @@ class Search:
     """Attempts to reach the head.
 
     `trouble`: the result of the last attempt. The head gives "", and a run under way gives "store". The head of another
-    job gives "job". A preflight of this job that cannot be the head gives "other". WireError lists the other results.
+    job gives "job". A preflight of this job that is not its head gives "other". WireError lists the other results.
     `address`: the address of that attempt.
     `head`: the identity that the head sent.
     """

@@ -119,8 +119,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # The head's name resolves to an address that no interface of this host has, although this host is the head. Then
-        # the route to the peer would decide, but the peer's name does not resolve: report that, and choose nothing.
+        # This host is the head, but no interface has the address of the head's name. The interface is then the one of the
+        # route to the peer. Here the peer's name does not resolve, so report that.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
