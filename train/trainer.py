@@ -122,9 +122,9 @@ class Trainer:
 
     `records`: on rank 0 only. `host`: the directory for this host's status. The first rank of each host has one if the job
     has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits.
-    `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the start that wrote the
-    loaded checkpoint, in a manifest's form; otherwise empty. `marker`: the contents of checkpoint.json, without the parts
-    that grow with the number of hosts. `state`: all that changes during a run.
+    `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the manifest's entry for
+    the start that wrote the loaded checkpoint. `marker`: the contents of checkpoint.json, without the parts that grow with
+    the number of hosts. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -181,7 +181,7 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Resume from the newest checkpoint. Returns the host that had it; "" if rank 0 or no host had it.
+        """Resume from the newest checkpoint. Returns the name of the host that sent it to rank 0, or "".
 
         Raises TrainError if the checkpoint has other settings that the user has not accepted, if it does not fit the model,
         or if its step is beyond `last_step`.
@@ -217,8 +217,8 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # If there are data workers, one of them reads the batch twice, because this process must not open the dataset's
-        # files. Two workers would have equal copies of a random generator, so that a random dataset would look repeatable.
+        # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
+        # reads it twice. Two workers would have equal random generators, and a random dataset would look repeatable.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -297,8 +297,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The loaded checkpoint is of the last step of a shorter run, which evaluated that step after the checkpoint. So
-            # evaluate it now.
+            # A run saves its last step before it evaluates it, so the loaded checkpoint may lack the evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:

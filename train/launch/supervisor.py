@@ -78,7 +78,7 @@ class Supervisor:
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
-            # Print the report's path first, because programs read from the last line how the job ended.
+            # Print the report's path first. Programs read the job's result from the last line.
             say_report(self.checkpoint_dir, time.monotonic() - self._started_at)
         for line in outcome.lines:
             say(line)
@@ -152,8 +152,8 @@ class Supervisor:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._run_in_thread(child.wait)
-            # A stop signals both setup and this process, within LATE_S. Setup may end first. So wait for this process's
-            # signal, or a stop would count as a failure of setup.
+            # Perhaps setup was stopped. Then this process gets a signal as well, at most LATE_S later. Wait for it, or the
+            # stop would count as a failure of setup.
             if code < 0 or code > 128:
                 self._run_in_thread(lambda: time.sleep(LATE_S))
         except NotBegunError:
@@ -401,7 +401,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """Write the outcome into the status of the job and of this host. The start has failed or was stopped."""
+        """Write the outcome of a start that failed or was stopped into the status of the job and of this host."""
         member, attempt, node = self.member, self._attempt, None
         if member.head:
             node = Node(member.host_name, self.held_directory, attempt, member.launch)
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # There were steps, but this disk has no checkpoint. Another host or the store may have one. Without
-                    # these, only a clean stop has saved one.
+                    # The job has taken steps, but this disk has no checkpoint. Another host or the store may have one. A job
+                    # without both has one only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

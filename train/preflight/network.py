@@ -1,8 +1,8 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Inspects the interfaces and checks one host. The entry below /sys/class/net gives the kind of an interface. If the entry
-gives none, and on systems other than Linux, the interface's name gives the kind. Sends nothing to other hosts: the
-check-in (client.py, links.py) finds out if they answer.
+Inspects the interfaces and checks one host. The entry below /sys/class/net gives the kind of an interface. If it does
+not, the interface's name does, as on systems other than Linux. Sends nothing to other hosts: the check-in (client.py,
+links.py) finds out if they answer.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # This host is the head, but no interface has the address of the head's name. The interface is then the one of the
-        # route to the peer. Here the peer's name does not resolve, so report that.
+        # This host is the head, but no interface has the address of the head's name. So the route to the peer has to give
+        # the interface. The peer's name does not resolve: report that.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
