@@ -120,10 +120,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: the directory for this host's status. The first rank of each host has one if the job
-    has several hosts, and every other rank has None. `repeats`: True if a micro-batch computed again gives the same bits.
+    `records`: on rank 0 only. `host`: the directory for this host's status, on the first rank of each host if the job
+    has several hosts; otherwise None. `repeats`: True if a micro-batch computed again gives the same bits.
     `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the manifest's entry for
-    the start that wrote the loaded checkpoint. `marker`: the contents of checkpoint.json, without the parts that grow with
+    the launch that wrote the loaded checkpoint. `marker`: the contents of checkpoint.json, without the parts that grow with
     the number of hosts. `state`: all that changes during a run.
     """
 
@@ -218,7 +218,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
-        # reads it twice. Two workers would have equal random generators, and a random dataset would look repeatable.
+        # reads it twice: two workers have equal random generators, which would hide that a dataset is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -297,7 +297,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run saves its last step before it evaluates it, so the loaded checkpoint may lack the evaluation.
+            # A run saves its last step first, and evaluates afterwards. So the loaded checkpoint may lack the evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:

@@ -22,6 +22,11 @@ from ddpgen.spec.rules import TORCHRUN_VARIABLES, Conflict
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # A placeholder, or the beginning of a path with a placeholder that is not closed. {{name}} reaches the script as {name}.
 _BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
+# Programs that start a command elsewhere and end before it, and programs that run it as another user.
+_ELSEWHERE = re.compile(r"(\S*/)?(at|batch|sbatch|screen|systemd-run|tmux)")
+_OTHER_USER = re.compile(r"(\S*/)?(doas|su|sudo)")
+# What a shell fills in: a variable, and ~ at the beginning of a word.
+_FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:[A-Z_][A-Z0-9_]+|\{[A-Z_][A-Z0-9_]+\})|^~(?=/)")
 _SHELL = re.compile(r"(ba|da|k|z)?sh")
 _SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
 
@@ -34,6 +39,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)
+    yield from _for_a_shell(job, home)
     yield from source.module(job, home)
     path = source.python_file(job, home)
     if path is None:
@@ -65,6 +71,12 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
             "name what it launches (script: train.py); for accelerate launch add --num_processes=1"
         )
         yield warning("train.command", problem, remedy)
+    elif _ELSEWHERE.fullmatch(first):
+        problem = f"{first} ends before what it starts, and then the job is done"
+        yield warning("train.command", problem, "name what it starts")
+    elif _OTHER_USER.fullmatch(first):
+        problem = f"{first} takes the job's variables away, and may wait for a password"
+        yield warning("train.command", problem, f"leave {first} out, and launch as that user")
     elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
         problem = (
             "is Python, of which more is known as a script: its saves, its steps, its exceptions"
@@ -110,6 +122,24 @@ def _words(train: Train) -> Iterator[Conflict]:
             option, _, value = word.partition(" ")
             problem = f'"{word}" is one word with a space in it'
             yield warning("train.args", problem, f'write two words: "{option}", "{value.strip()}"')
+
+
+def _for_a_shell(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield a warning for each word that a shell would fill in, unless the program looks as if it did so itself."""
+    train, path = job.train, source.python_file(job, home)
+    if path is not None and re.search(rb"expand_?(user|vars)|environ", path.read_bytes()):
+        return
+    args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
+    words = [
+        (f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]", value)
+        for name, value in args
+    ]
+    if train.command and not _SHELL.fullmatch(posixpath.basename(train.command[0])):
+        words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
+    for field, word in words:
+        if isinstance(word, str) and (unfilled := _FOR_A_SHELL.search(word)):
+            problem = f"is passed as it is written: no shell fills in {unfilled[0]}"
+            yield warning(field, problem, "write the value itself")
 
 
 def _placeholders(job: JobSpec) -> Iterator[Conflict]:

@@ -119,7 +119,9 @@ class Walk:
         option = word.replace("_", "-")
         misspelt = similar(word, known_keys, at_least=0.9)  # or one of them
         group, field = ("", "") if misspelt else self._group_with_field(word)
-        if option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
+        if word == "profile" and len(key_path) > 1:  # torch's, sbatch's, or a layer of the spec
+            remedy = "train: {profile: …} traces steps; a site's profile stands at the top: profile: NAME"
+        elif option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:
             remedy = f"it belongs to {group}"

@@ -166,14 +166,25 @@ def guard_fault(pattern: str) -> Refused | None:
     if posixpath.normpath(posixpath.dirname(pattern)) in _OWN_DIRECTORIES:
         problem = f"{show(pattern)} is in the job's own directory, which is no checkpoint"
         return Refused(problem, "write DIRECTORY/FILE, like ckpt-*/DONE")
-    return variable_fault(pattern)
+    return _pattern_fault(pattern) or variable_fault(pattern)
 
 
 def checkpoint_file_fault(pattern: str) -> Refused | None:
     """Return the refusal of a pattern of a script's checkpoints that would match at every start."""
     if posixpath.normpath(pattern) in _OWN_DIRECTORIES:
         return Refused(f"{show(pattern)} is there at every start", 'write a file, like "ckpt-*.pt"')
-    return variable_fault(pattern)
+    return _pattern_fault(pattern) or variable_fault(pattern)
+
+
+def _pattern_fault(pattern: str) -> Refused | None:
+    """Return the refusal of a pattern that Python's glob reads in another way than a shell."""
+    if "**" in pattern.split("/"):
+        problem = f"{show(pattern)} has **, which stands for one directory here"
+        return Refused(problem, "write * for each directory, like */*/DONE")
+    if "[" in re.sub(r"\[!?(\][^]/]*|[^]/]+)\]", "", pattern):
+        problem = f"{show(pattern)} has a [ without its ]"
+        return Refused(problem, "close it, or write [[] for the character itself")
+    return None
 
 
 def program_fault(program: str) -> Refused | None:
@@ -216,9 +227,9 @@ def _environment_fault(path: str) -> Refused | None:
 def url_fault(url: str) -> Refused | None:
     """Return the refusal of a store's URL for checkpoints, or of a path that was meant as a URL."""
     scheme, _, rest = url.partition(":")
-    if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
+    if (slip := re.match(r"(\w+)(//|:/(?!/))", url)) and slip[1] in SCHEMES:
         problem = f"{show(url)} is a directory of this name, and no URL"
-        return Refused(problem, f"write {scheme}:/{rest}")
+        return Refused(problem, f"write {slip[1]}://{url[slip.end() :]}")
     if not rest.startswith("//"):
         return None
     if scheme not in SCHEMES:

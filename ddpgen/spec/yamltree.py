@@ -298,7 +298,9 @@ def _syntax(
             )
             remedy = """write a ' within quotes as '', or put the value in "double quotes\""""
     elif "\t" in line[: position.column]:
-        problem, remedy = "a tab stands in the indentation", "indent with spaces"
+        indents = "\t" in line[: len(line) - len(line.lstrip())]
+        problem = f"a tab stands in {'the indentation' if indents else 'this line'}"
+        remedy = "write spaces"
     elif no_mapping and ": " in line[: position.column - 1]:
         problem = "a second colon stands in this line"
         remedy = "remove it, or put the value in quotes"

@@ -32,6 +32,8 @@ REFUSED = [
     (SLURM.format("dir: s3://b/x"), "8:24 targets.slurm.dir", "URL"),
     (SCRIPT.format("guard: ./DONE"), "3:30 train.guard", "own directory"),
     (SCRIPT.format("guard: $X/y/DONE"), "3:30 train.guard", "$X "),
+    (SCRIPT.format("guard: 'ckpt-[0-9/DONE'"), "3:30 train.guard", "]"),
+    (SCRIPT.format("resume: {exists: out/**/x.pt}"), "3:40 train.resume.exists", "one directory"),
     (SCRIPT.format("resume: {exists: '{checkpoint_dir}'}"), "3:40 train.resume.exists", "there"),
     ("name: s\ntrain: {script: /opt/$USER/t.py}\n", "2:17 train.script", "$USER "),
     (f"{GPT}checkpoint: {{dir: s3://bbb/$USER/x}}\n", "8:19 checkpoint.dir", "the value itself"),
@@ -104,7 +106,7 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  runs/v1..  /data/lock",
         ".  ..  ./  /  //  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
     ),
-    (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE", "DONE  {checkpoint_dir}/DONE  $X/*/DONE"),
+    (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE  a**/DONE  [0-9]/[]a]/[!]]/[[]/D", "DONE  {checkpoint_dir}/DONE  $X/*/DONE  a/**/D  [/D  a/[!b  []/D"),
     (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt", ".  {checkpoint_dir}  $X/a.pt"),
     (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python  my-bash-python", "bin/python  python3;ls  ~you/p  /$A/p  3.11  ~/v/bin/activate  pip3  torchrun"),
     (
@@ -113,7 +115,7 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "  s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/a-b/c  s3://arn:aws-cn:s3-outposts:cn-north-1:123456789012:outpost/o-1/accesspoint/ab"
         "  s3://arn:aws:s3:us-east-1:123456789012:accesspoint:ab"
         "  s3://bbb/runs/status  s3://bbb/lock  s3://bbb/lr?x=1  s3://bbb/a&key=1"),
-        ("s3:/b  foo://b  s3://  s3://k:s@bbb  s3://k@bbb  sftp://u:p@h/x  az://abc/x?sig=1  gs:///x  s3://bbb/$A"
+        ("s3//b/x  gs//b  s3:/b  foo://b  s3://  s3://k:s@bbb  s3://k@bbb  sftp://u:p@h/x  az://abc/x?sig=1  gs:///x  s3://bbb/$A"
         "  s3://bbb/step-000000010/  s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/ab/step-000000010  s3://arn:aws:s3:::bbb  gs://bbb/x?a=1&X-Goog-Signature=2  abfs://AB/x"),
     ),
     (

@@ -536,8 +536,16 @@ COMMANDS = [
     ("[accelerate, launch, t.py]", "is a launcher"),
     ("[python3, -m, torch.distributed.run, t.py]", "is a launcher"),
     ("[python3.11, /t.py, --lr=1]", "is Python"),
+    ("[tmux, new, -d, ./t.sh]", "tmux ends before what it starts"),
+    ("[/usr/bin/sbatch, t.sh]", "/usr/bin/sbatch ends before what it starts"),
+    ("[sudo, ./t.sh]", "sudo takes the job's variables away"),
+    ("[~/t, ~/data]", "is passed as it is written: no shell fills in ~"),
+    ("[~/t, '--out=${SCRATCH}/x']", "is passed as it is written: no shell fills in ${SCRATCH}"),
     ("[accelerate, launch, --num_processes, 1, t.py]", ""),
     ("[my-trainer, python]", ""),
+    ("[sudoku, tmux]", ""),
+    ("[bash, -c, '~/t $HOME ~/x']", ""),
+    ("[~/t, 'a~/b', 'x=${paths.root}', '\\$HOME', '$$HOME']", ""),
     ("[~/t.sh]", ""),
 ]
 # A command with code/a.sh, which is executable, and code/b.sh, which is not.

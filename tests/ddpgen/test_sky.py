@@ -27,6 +27,8 @@ from ddpgen.tiers.sky.requirement import Requirement, floats
 from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, findings, named
 
 BUCKET = "bucket: s3://bbb"
+_SIZES = ("workload", "steps", "global_batch_size", "micro_batch_size")
+SCRIPT_INSTEAD = f"{{script: /t.py, {', '.join(f'{name}: null' for name in _SIZES)}}}"
 Rendered = Callable[..., dict[str, Any]]
 
 
@@ -570,6 +572,11 @@ WARNED = [
         "spot",
     ),
     (f"{BUCKET}, infra: lambda", "10:34 targets.sky.infra", "spot: false"),
+    (
+        f"{BUCKET}, preempted_every: 2h, train: {SCRIPT_INSTEAD}",
+        "10:44 targets.sky.preempted_every",
+        "saves by itself",
+    ),
     (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "MiB"),
     (f"{BUCKET}, memory: 0.1+", "10:35 targets.sky.memory", "MiB"),
     (f"{BUCKET}, ordered: true", "10:36 targets.sky.ordered", "no effect"),

@@ -143,6 +143,7 @@ def test_fields_become_directives(slurm: str, asked: str) -> None:
 
 REFUSED = [
     ("partitoin: gpu", "9:11 targets.slurm.partitoin", "partition?"),
+    ("profile: site", "9:11 targets.slurm.profile", "at the top"),
     ("partition: a b", "9:22 targets.slurm.partition", "spaces"),
     ("partition: 'a#b'", "9:22 targets.slurm.partition", "spaces"),
     ("partition: 'a\\b'", "9:22 targets.slurm.partition", "spaces"),

@@ -224,7 +224,7 @@ class Supervisor:
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.
 
-        torch gets an address and no name: for a name it tries IPv6 first, but the preflight has checked IPv4. Raises
+        torch gets the address, because it would try a name's IPv6 address first. The preflight has checked IPv4. Raises
         Refusal.
         """
         member, interface = self.member, self._options.nic
@@ -350,7 +350,7 @@ class Supervisor:
         assert self._workers is not None
         alone_s = 0.0
         while alone_s < _ALONE_S:
-            time.sleep(_LOOK_S)  # no event reports a new status, or the end of torchrun's children
+            time.sleep(_LOOK_S)  # because no event reports what is looked at below
             status = read_status(self.held_directory)
             failed = status is not None and status.word == "failed"
             is_alone = failed and self._workers.has_no_process()
@@ -401,7 +401,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """Write the outcome of a start that failed or was stopped into the status of the job and of this host."""
+        """Write the outcome into the status of the job and of this host, after a failure or a stop."""
         member, attempt, node = self.member, self._attempt, None
         if member.head:
             node = Node(member.host_name, self.held_directory, attempt, member.launch)
@@ -435,8 +435,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # The job has taken steps, but this disk has no checkpoint. Another host or the store may have one. A job
-                    # without both has one only after a clean stop.
+                    # Steps were taken, and this disk has no checkpoint. Another host or the store may have one. Otherwise only
+                    # a clean stop saves one.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

@@ -1,8 +1,7 @@
 """This host's side of the network: names, routes and interfaces, and their faults.
 
-Inspects the interfaces and checks one host. The entry below /sys/class/net gives the kind of an interface. If it does
-not, the interface's name does, as on systems other than Linux. Sends nothing to other hosts: the check-in (client.py,
-links.py) finds out if they answer.
+Inspects the interfaces and checks one host. The kind of an interface comes from its entry below /sys/class/net, or else
+from its name. Sends nothing to other hosts: the check-in (client.py, links.py) finds out if they answer.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             what,
             remedy
             if settings.scheduled
-            else f"{remedy}; if this machine is not {me}, start this machine's own script",
+            else f"{remedy}; if this is another machine than {me}, start its own script",
         )
 
 
@@ -251,7 +250,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         )
         by, remedy = (
             "in the spec",
-            f"correct the address of {me} in the spec; if this machine is not {me}, start this machine's own script; ",
+            f"correct the address of {me} in the spec; if this is another machine than {me}, start its own script; ",
         )
         if settings.scheduled:
             by, remedy = f"in {settings.scheduled.name}", ""

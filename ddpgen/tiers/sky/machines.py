@@ -54,6 +54,7 @@ _PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
 def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields about machines that SkyPilot would refuse or misread."""
     yield from _machines(job)
+    yield from _preemption(job)
     yield from _places(job)
     yield from _image(job)
     yield from _labels(job)
@@ -75,9 +76,6 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
-    if job.preempted_every and not job.spot and not job.clouds & _PREEMPTS:
-        problem = "spot is false, and so no cloud takes a machine back"
-        yield Conflict(("preempted_every", "spot"), problem, "leave one of them out", False)
     if job.infra and job.clouds <= _WITHOUT_SPOT and job.spot and not job.on_demand_fallback:
         problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
         yield Conflict(("infra", "spot"), problem, "write spot: false", False)
@@ -89,6 +87,14 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _preemption(job: SkyJob) -> Iterator[Conflict]:
+    if job.preempted_every and not job.spot and not job.clouds & _PREEMPTS:
+        problem = "spot is false, and so no cloud takes a machine back"
+        yield Conflict(("preempted_every", "spot"), problem, "leave one of them out", False)
+    if job.preempted_every and job.train.program_field != "workload":
+        yield unwise.no_effect("preempted_every", "on a script or command, which saves by itself")
 
 
 def _places(job: SkyJob) -> Iterator[Conflict]:

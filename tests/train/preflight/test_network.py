@@ -139,7 +139,7 @@ def test_what_works_is_not_spoken_of(
         (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
-            ["192.168.7.3, the address of desk in the spec, is not an", "start this machine's own script"],
+            ["192.168.7.3, the address of desk in the spec, is not an", "start its own script"],
         ),
         (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set the address of"]),
         (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
