@@ -183,8 +183,8 @@ class Trainer:
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
         """Resume from the newest checkpoint. Returns the name of the host that sent it to rank 0, or "".
 
-        Raises TrainError if the checkpoint has other settings that the user has not accepted, if it does not fit the model,
-        or if its step is beyond `last_step`.
+        Raises TrainError if a setting has changed since the checkpoint and the user has not accepted the change, if the
+        checkpoint does not fit the model, or if its step is beyond `last_step`.
         """
         newest = find_newest(directory, self.world, fence.check if fence else lambda: None)
         if newest is None:
@@ -218,7 +218,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
-        # reads it twice: two workers have equal random generators, which would hide that a dataset is random.
+        # reads it twice. Two workers have equal random generators, so both reads of a random dataset would be equal.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -297,7 +297,8 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # A run saves its last step first, and evaluates afterwards. So the loaded checkpoint may lack the evaluation.
+            # After its last step, a run writes the checkpoint and then evaluates. So the loaded checkpoint may lack that
+            # evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -406,8 +407,10 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint, and the final status unless the outcome is LEFT. Raises TrainError on every rank if the
-        checkpoint fails and the job needs it."""
+        """Write the last checkpoint and the final status. If the checkpoint fails, raise TrainError on every rank.
+
+        If the outcome is LEFT, write no final status, and raise nothing.
+        """
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

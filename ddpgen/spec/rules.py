@@ -376,7 +376,7 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             )
         if name in INTERFACE_VARIABLES:
             problem = "would go past the preflight, which checks the interface of nic alone"
-            remedy = "write nic: with one exact name, like eth0, or leave nic: out, so that ddpgen chooses the interface"
+            remedy = "write nic: with one exact name, like eth0, or remove nic, so that ddpgen chooses the interface"
             yield Conflict((f"{field}.{name}",), problem, remedy)
         if name in _PORTABLE_SETS and train.determinism == "portable":
             problem = "is set by determinism: portable; the job would not see this value"

@@ -94,7 +94,7 @@ def _choose_named(nic: str, candidates: list[Interface], destination: str) -> tu
     if interface is None:
         raise NetworkError(
             f"{host} has no interface {nic!r}; it has {describe_interfaces(candidates)}",
-            f"set nic: in the spec to {_name_on_route(destination, candidates)}, or leave nic: out, so that ddpgen chooses the interface",
+            f"set nic: in the spec to {_name_on_route(destination, candidates)}, or remove nic from the spec, so that ddpgen chooses the interface",
             "NIC001",
         )
     remedy = _name_another(interface, candidates)
@@ -144,8 +144,8 @@ def _name_another(rejected: Interface, candidates: list[Interface]) -> str:
     ]
     others = [interface for interface in usable if interface != rejected]
     if not others:
-        return "leave nic: out of the spec, so that ddpgen chooses the interface"
-    return f"set nic: in the spec to another ({describe_interfaces(others)}), or leave nic: out, so that ddpgen chooses the interface"
+        return "remove nic from the spec, so that ddpgen chooses the interface"
+    return f"set nic: in the spec to another ({describe_interfaces(others)}), or remove nic from the spec, so that ddpgen chooses the interface"
 
 
 def _name_on_route(destination: str, candidates: list[Interface]) -> str:

@@ -224,7 +224,7 @@ class Supervisor:
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.
 
-        torch gets the address, because it would try a name's IPv6 address first. The preflight has checked IPv4. Raises
+        torch gets the address. With the name, torch would try IPv6 first, and the preflight has checked IPv4. Raises
         Refusal.
         """
         member, interface = self.member, self._options.nic
@@ -265,7 +265,7 @@ class Supervisor:
             self._watch_store(options.store)
 
     def _watch_store(self, store_url: str) -> None:
-        """Start to watch the store, and make the stop file when the user asks for a stop there."""
+        """Start a thread that watches the store. When the user stops the job there, the thread makes the stop file."""
         from train.checkpoint.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
@@ -350,7 +350,9 @@ class Supervisor:
         assert self._workers is not None
         alone_s = 0.0
         while alone_s < _ALONE_S:
-            time.sleep(_LOOK_S)  # because no event reports what is looked at below
+            time.sleep(
+                _LOOK_S
+            )  # poll, because there are no events for the status and the processes
             status = read_status(self.held_directory)
             failed = status is not None and status.word == "failed"
             is_alone = failed and self._workers.has_no_process()
@@ -435,8 +437,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # Steps were taken, and this disk has no checkpoint. Another host or the store may have one. Otherwise only
-                    # a clean stop saves one.
+                    # This disk has no checkpoint, but the job has taken steps. If there is another host or a store, its
+                    # checkpoint may be there. If not, the job has one only if it was stopped.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

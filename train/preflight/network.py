@@ -202,7 +202,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             what,
             remedy
             if settings.scheduled
-            else f"{remedy}; if this is another machine than {me}, start its own script",
+            else f"{remedy}; this is {me}'s script, so do not start it on another machine",
         )
 
 
@@ -233,7 +233,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
         me,
         f"{me} uses {taken} ({net.address}), {kinds.get(what, what)}, for the job, but its route to "
         f"{settings.peer} is by {route} ({net.route_source}), {kinds.get(of, of)}",
-        f"set nic: {route} in the spec, or leave nic: out, so that ddpgen chooses the interface"
+        f"set nic: {route} in the spec, or remove nic from the spec, so that ddpgen chooses the interface"
         if settings.nic
         else f"{change}, or set nic: {taken} to keep {taken}",
     )
@@ -250,7 +250,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         )
         by, remedy = (
             "in the spec",
-            f"correct the address of {me} in the spec; if this is another machine than {me}, start its own script; ",
+            f"correct the address of {me} in the spec; this is {me}'s script, so do not start it on another machine; ",
         )
         if settings.scheduled:
             by, remedy = f"in {settings.scheduled.name}", ""

@@ -117,7 +117,7 @@ def test_what_works_is_not_spoken_of(
         (settings(given="enp7s0"), "NIC002", ["enp7s0 of desk is down", "ip link set enp7s0 up"]),
         (settings(given="docker0"), "NIC003", ["docker0 of desk is up and has no carrier", "cable", "to another (br-lab ("]),
         (settings(given="enp6s0"), "NIC004", ["enp6s0 of desk has no IPv4 address", "give it one"]),
-        (settings(given="lo"), "NIC005", ["lo of desk leads back to desk itself", "leave nic: out"]),
+        (settings(given="lo"), "NIC005", ["lo of desk leads back to desk itself", "remove nic"]),
         (settings(given="lo", head="desk", is_head=True, addresses=BOTH), "NIC005", ["leads back"]),
         # The head, before it knows anybody else's address.
         (settings(given="lo", head="desk", is_head=True), "NIC005", ["leads back"]),
@@ -139,7 +139,7 @@ def test_what_works_is_not_spoken_of(
         (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
-            ["192.168.7.3, the address of desk in the spec, is not an", "start its own script"],
+            ["192.168.7.3, the address of desk in the spec, is not an", "do not start it on another"],
         ),
         (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set the address of"]),
         (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
