@@ -101,7 +101,8 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # No rank trains before the status is `running`. Otherwise `running` could overwrite the `failed` of a fast rank.
+        # Wait, so that no rank trains before the status is `running`. A fast rank could fail, and `running` would overwrite
+        # its status.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -218,7 +219,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
-        # reads it twice. Two workers have equal random generators, so both reads of a random dataset would be equal.
+        # reads it twice. Two workers have equal random generators, so their reads would be equal even of a random dataset.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 

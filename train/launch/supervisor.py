@@ -1,4 +1,4 @@
-"""One host's part of a launch, from its options to its exit code: the flow that local, hosts, slurm and sky share.
+"""One host's part of a launch, from its options to its exit code. It is the same on all tiers.
 
 check arguments → preflight → take the directory → network → start the workers → wait → decide. Work that waits for
 files, hosts or names runs in a thread, so that the event loop answers a signal at once.
@@ -224,8 +224,7 @@ class Supervisor:
     def _network(self) -> tuple[str, str, str]:
         """Return the interface and address of this host, and the head's IPv4 address as this host resolves it.
 
-        torch gets the address. With the name, torch would try IPv6 first, and the preflight has checked IPv4. Raises
-        Refusal.
+        torch gets the address that the preflight has checked. Given a name, torch would try IPv6 first. Raises Refusal.
         """
         member, interface = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
@@ -437,8 +436,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # This disk has no checkpoint, but the job has taken steps. If there is another host or a store, its
-                    # checkpoint may be there. If not, the job has one only if it was stopped.
+                    # The job has taken steps, but this disk has no checkpoint. It may be on another host or in the store. A
+                    # job on this host alone has a checkpoint only if it was stopped.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

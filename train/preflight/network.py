@@ -118,8 +118,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # This host is the head, but no interface has the address of the head's name. So the route to the peer has to give
-        # the interface. The peer's name does not resolve: report that.
+        # This host is the head, but no interface has the address of the head's name. Then the interface would follow from
+        # the route to the peer, but the peer's name does not resolve. Report that.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,
@@ -202,7 +202,7 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             what,
             remedy
             if settings.scheduled
-            else f"{remedy}; this is {me}'s script, so do not start it on another machine",
+            else f"{remedy}; or, if you started {me}'s script on another machine, start it on {me}",
         )
 
 
@@ -240,7 +240,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
-    """Yield NIC010 if the address that the spec or the scheduler gives this host is on none of its interfaces."""
+    """Yield NIC010 if no interface of this host has the address that is in the spec, or in the scheduler."""
     me, known = settings.host_name, list(net.interfaces)
     if net.own_address and interface_with(net.own_address, known) is None:
         own = (
@@ -250,7 +250,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
         )
         by, remedy = (
             "in the spec",
-            f"correct the address of {me} in the spec; this is {me}'s script, so do not start it on another machine; ",
+            f"correct the address of {me} in the spec; or, if you started {me}'s script on another machine, start it on {me}; ",
         )
         if settings.scheduled:
             by, remedy = f"in {settings.scheduled.name}", ""
@@ -258,7 +258,7 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
             "NIC010",
             me,
             f"{own}, the address of {me} {by}, is not an address of this host, which has {describe_interfaces(known)}",
-            f"{remedy}behind NAT, ignore this",
+            f"{remedy}behind NAT, ignore this warning",
         )
 
 

@@ -139,7 +139,7 @@ def test_what_works_is_not_spoken_of(
         (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
-            ["192.168.7.3, the address of desk in the spec, is not an", "do not start it on another"],
+            ["192.168.7.3, the address of desk in the spec, is not an", "script on another machine"],
         ),
         (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set the address of"]),
         (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
