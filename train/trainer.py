@@ -219,7 +219,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
-        # reads it twice. Two workers have equal random generators, so their reads would be equal even of a random dataset.
+        # reads it twice. Two workers have equal random generators and would not notice that a dataset is random.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 

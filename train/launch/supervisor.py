@@ -264,7 +264,7 @@ class Supervisor:
             self._watch_store(options.store)
 
     def _watch_store(self, store_url: str) -> None:
-        """Start a thread that watches the store. When the user stops the job there, the thread makes the stop file."""
+        """Start a thread that watches the store. If `ddpgen stop` writes a request there, the thread makes the stop file."""
         from train.checkpoint.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
@@ -436,8 +436,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # The job has taken steps, but this disk has no checkpoint. It may be on another host or in the store. A
-                    # job on this host alone has a checkpoint only if it was stopped.
+                    # The job has taken steps, but this disk has no checkpoint. It may be on another host or in the store. If
+                    # there is neither, the status tells: a job that was stopped has saved a checkpoint.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

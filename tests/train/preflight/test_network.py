@@ -197,7 +197,7 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
         (
             settings(head="192.168.8.2", host_name="desk", addresses={"desk": "192.168.7.3"}),
             "NIC010",
-            "behind NAT, ignore this",
+            "behind NAT, ignore this warning",
         ),
         (
             settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
