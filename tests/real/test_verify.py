@@ -56,6 +56,7 @@ def test_a_run_that_was_killed_is_the_same_on_other_numbers_of_processes(
         f"identical: steps 20 to 24, 4 losses and {TENSORS} tensors, on 3 processes (written on 2)\n"
     ), found.stderr
     assert found.returncode == 0
+    assert ddpgen("-q", "verify", killed, "--procs", "3").stderr == ""
     whole = ddpgen("reproduce", killed, "--procs", "1", "-o", killed.parent / "again")
     assert whole.stdout == (
         f"identical: steps 0 to 24, 24 losses and {3 * TENSORS} tensors, on 1 process (written on 2)\n"

@@ -6,6 +6,7 @@ Owns the order of things, the verdict and the exit code: 0 identical, 1 not iden
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import filecmp
 import importlib.util
@@ -121,7 +122,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--unpack needs --keep=DIR")
     _on_signals(_interrupt)
     try:
-        return _verify(options)
+        with _quiet():
+            return _verify(options)
     except Refusal as refusal:
         code, why = refusal.code, str(refusal)
     except TrainError as error:
@@ -140,6 +142,16 @@ def main(argv: Sequence[str]) -> int:
             why = f"interrupted; what was computed is in {options.keep}"
     print(f"{parser.prog}: {why}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """After `ddpgen -q`, print no progress. Errors are printed outside."""
+    if os.environ.get("DDPGEN_LOG") != "ERROR":
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
