@@ -180,7 +180,8 @@ def non_default(*options: tuple[str, Any, Any]) -> Iterator[str]:
 
 def _from_bundle(path: str) -> str:
     """Return `path` for a process in the bundle: a relative path starts in the directory that holds the bundle."""
-    return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
+    starts = ("/", "~/", "{checkpoint_dir}")
+    return path if path.startswith(starts) or path == "~" else f"../{path}"
 
 
 def _program(

@@ -185,6 +185,8 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
         "--stop-grace=300s",
         "code/my train.py",
     ]
+    own = "  script: my train.py\n  workdir: '{checkpoint_dir}/w'\n"
+    assert program(own, run)[0] == "--workdir={checkpoint_dir}/w"
     short = "  script: my train.py\n  resume: scratch\n  stop: TERM\n"
     assert program(short, run) == ["--from-scratch", "--stop-signal=TERM", "code/my train.py"]
 

@@ -145,6 +145,11 @@ REFUSED = [
     ("partitoin: gpu", "9:11 targets.slurm.partitoin", "partition?"),
     ("profile: site", "9:11 targets.slurm.profile", "at the top"),
     ("partition: a b", "9:22 targets.slurm.partition", "spaces"),
+    (
+        "train: {workload: null, steps: null, global_batch_size: null, micro_batch_size: null, script: /t.py, workdir: a/b}",
+        "9:121 targets.slurm.train.workdir",
+        "write {checkpoint_dir}/a/b",
+    ),
     ("partition: 'a#b'", "9:22 targets.slurm.partition", "spaces"),
     ("partition: 'a\\b'", "9:22 targets.slurm.partition", "spaces"),
     ("partition: --wrap=x", "9:22 targets.slurm.partition", "spaces"),

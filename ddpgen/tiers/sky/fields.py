@@ -194,4 +194,5 @@ class SkyJob(JobSpec):
 
     def persists(self, path: str) -> bool:
         """True if the path is in the bucket: a machine's disk is lost with the machine."""
-        return bool(self.bucket and f"{path}/".startswith(f"{self.bucket.path}/"))
+        places = ("{checkpoint_dir}/", f"{self.bucket.path}/" if self.bucket else "")
+        return bool(self.bucket and f"{path}/".startswith(places))

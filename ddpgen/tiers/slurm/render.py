@@ -65,6 +65,13 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
         yield from admission.check(job, job.limits)
     yield from _unwise(job)
     yield from _without_effect(job)
+    workdir = job.train.workdir or "/"
+    if not workdir.startswith(("/", "~", "{checkpoint_dir}")):
+        problem = (
+            f"{show(workdir)} begins at the bundle's copy, which has another place in each job"
+        )
+        remedy = f"write {{checkpoint_dir}}/{workdir.removeprefix('./')}, or a path from / or ~/"
+        yield Conflict(("train.workdir",), problem, remedy)
     if job.checkpoint.shared is False:
         problem = (
             "slurm starts the job on other nodes next time, and they have to find its checkpoints"
