@@ -541,6 +541,19 @@ def test_a_file_of_a_checkpoint_that_was_cut_off_is_no_progress(tmp_path: Path) 
     Progress(record).stepped()
 
 
+def test_a_checkpoint_whose_save_failed_is_no_progress(tmp_path: Path) -> None:
+    """Another rank was killed, so rank 0's save ended with an exception after it had written its files."""
+    place, record = tmp_path / "checkpoint-50", tmp_path / "saves-0.jsonl"
+    place.mkdir()
+    failing = Progress(record)
+    with contextlib.suppress(RuntimeError), failing.saving(str(place)):
+        (place / "optimizer.pt").touch()
+        failing.saved(str(place / "optimizer.pt"))
+        raise RuntimeError("Connection closed by peer")
+    assert interrupted_saves(record) == [str(place)]
+    Progress(record).stepped()
+
+
 def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_looks(
     job: Job,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from train.base import typed
+from train.health import view
 
 
 class Point(NamedTuple):
@@ -60,3 +62,12 @@ def test_a_field_of_another_type_makes_it_none(odd: dict[str, Any]) -> None:
     assert typed.convert(Record, {**CONTENT, "points": [[1]], "pair": [1, 2], "free": []})
     changed = {**CONTENT, "points": [[1]], "pair": [1, 2], "free": [], **odd}
     assert typed.convert(Record, changed) is None
+
+
+def test_a_class_of_a_module_that_a_script_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may have a `train` of its own. What ddpgen reads after that still has the names of its own modules."""
+    name = view.__name__
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(typed.HIDDEN, name, view)
+    typed._hints.cache_clear()
+    assert typed.convert(view.Preflight, {"ok": True, "hosts": []}) == view.Preflight(ok=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from train.base.files import MAX_BYTES, read_file
 
 T = TypeVar("T")
-_hints = functools.cache(get_type_hints)
+# The modules of this package that sys.modules no longer has, because a user's script may have a `train` of its own.
+HIDDEN: dict[str, ModuleType] = {}
 
 
 def load(content: str | bytes) -> Any:
@@ -71,6 +73,12 @@ def _converted(kind: Any, value: Any) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     raise ValueError(f"no {kind}")
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    module = HIDDEN.get(kind.__module__)
+    return get_type_hints(kind, vars(module) if module else None)
 
 
 def _items(kinds: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from train.base import processes
+from train.base import processes, typed
 from train.base.console import say
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
 from train.health.reporter import Reporter
@@ -140,7 +140,7 @@ class Script(Runner):
         # Put the script's own directory first on the path, as `python FILE` does. Hide this package, because the
         # script may have a module `train` of its own.
         for name in [n for n in list(sys.modules) if n == "train" or n.startswith("train.")]:
-            del sys.modules[name]
+            typed.HIDDEN[name] = sys.modules.pop(name)
         sys.path[0] = str(self._path.parent)
         sys.argv = [str(self._path), *arguments]
         try:

@@ -119,17 +119,16 @@ class Progress:
     @contextlib.contextmanager
     def saving(self, path: str, framework: str = "") -> Iterator[None]:
         """Within this context the script saves several files into the directory `path`. At the end of the context the
-        checkpoint is whole. Raises BeginsAnewError."""
+        checkpoint is whole. After an exception, it is as whole as before. Raises BeginsAnewError."""
         self.check(path)
         before = self._saves.get(_real_path(path))
         self._record_save(path, "", whole=False)
         try:
             yield
-        except Exception:  # the save failed: restore the record of the save before
-            self._saves.pop(_real_path(path), None)
-            if before is not None:
+        except Exception:
+            if before is not None:  # the library has refused to save over it
                 self._saves[_real_path(path)] = before
-            self._write_record()
+                self._write_record()
             raise
         self.saved(path, framework)
 
