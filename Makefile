@@ -49,7 +49,7 @@ check: static ## format, lint, types and every test that starts no engine: at mo
 test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
-nightly: static sky frameworks ## every test, and the promised times alone on the machine: about an hour and a half
+nightly: static sky frameworks site ## every test, and the promised times alone on the machine: about an hour and a half
 	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py' --ignore=tests/real/test_probe.py
 	@# One at a time: a story that shares the processors says nothing of the seconds it takes, or of the wire.
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py tests/real/test_probe.py
