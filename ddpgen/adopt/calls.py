@@ -40,6 +40,17 @@ class Script:
         return f"{self.name}:{node.lineno}"
 
 
+def imported(tree: ast.Module) -> set[str]:
+    """Return the first names of the modules that a source imports; "" for one beside it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("" if node.level else (node.module or "").partition(".")[0])
+    return names
+
+
 def constant(value: ast.expr | None) -> str:
     """Return the text of a constant string; else ""."""
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""

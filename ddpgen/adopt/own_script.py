@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpgen.adopt.arguments import Option, Options, option_values, options_of, reads_settings_file
-from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -101,18 +101,9 @@ def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
     resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
-    imported = {
-        alias.name.partition(".")[0]
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    } | {
-        (node.module or "").partition(".")[0]
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.ImportFrom)
-    }
-    modules = [posixpath.join(folder, name) for name in sorted(imported)]
-    if "" in imported or any(
+    imports = imported(script.tree)
+    modules = [posixpath.join(folder, name) for name in sorted(imports)]
+    if "" in imports or any(
         code.find(job.code, home, path) for name in modules for path in (name, f"{name}.py")
     ):
         return

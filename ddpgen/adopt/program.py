@@ -6,14 +6,14 @@ sure.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ddpgen.adopt import arguments, own_script, source, workloads
+from ddpgen.adopt import arguments, commands, own_script, source, workloads
 from ddpgen.adopt.calls import Script, warning
-from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import TORCHRUN_VARIABLES, Conflict
@@ -22,20 +22,19 @@ from ddpgen.spec.rules import TORCHRUN_VARIABLES, Conflict
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # A placeholder, or the beginning of a path with a placeholder that is not closed. {{name}} reaches the script as {name}.
 _BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
-# Programs that start a command elsewhere and end before it, and programs that run it as another user.
-_ELSEWHERE = re.compile(r"(\S*/)?(at|batch|sbatch|screen|systemd-run|tmux)")
-_OTHER_USER = re.compile(r"(\S*/)?(doas|su|sudo)")
 # What a shell fills in: a variable, and ~ at the beginning of a word.
-_FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:[A-Z_][A-Z0-9_]+|\{[A-Z_][A-Z0-9_]+\})|^~(?=/)")
-_SHELL = re.compile(r"(ba|da|k|z)?sh")
-_SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
+_FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]+)\})|^~(?=/)")
+# A source with one of these may fill in what a shell would.
+_FILLS_IN = re.compile(
+    rb"expand_?(user|vars)|environ|getenv|home\(|Template|subprocess|system\(|exec\(|eval\("
+)
+_OPTION = r"--?[A-Za-z][\w-]*"
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from workloads.check(job, home)
-    yield from _command(job.train.command)
-    yield from _file_of_command(job, home)
+    yield from commands.check(job, home)
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)
@@ -56,90 +55,45 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from arguments.check(job, script)
 
 
-def _command(words: Sequence[str]) -> Iterator[Conflict]:
-    """Yield a warning if the command is a launcher, because each process would start one, or Python, which is better as
-    a script."""
-    text, first = " ".join(words), words[0] if words else ""
-    single_process = re.search(r"--num[_-]processes[ =]1\b", text)
-    launcher = re.match(
-        r"(\S*/)?(torchrun|deepspeed|accelerate launch|srun|mpirun|mpiexec|horovodrun)\b|.* -m torch\.distributed\.",
-        text,
-    )
-    if launcher and not single_process:
-        problem = "is a launcher, and each process of the job would start it"
-        remedy = (
-            "name what it launches (script: train.py); for accelerate launch add --num_processes=1"
-        )
-        yield warning("train.command", problem, remedy)
-    elif _ELSEWHERE.fullmatch(first):
-        problem = f"{first} ends before what it starts, and then the job is done"
-        yield warning("train.command", problem, "name what it starts")
-    elif _OTHER_USER.fullmatch(first):
-        problem = f"{first} takes the job's variables away, and may wait for a password"
-        yield warning("train.command", problem, f"leave {first} out, and launch as that user")
-    elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
-        problem = (
-            "is Python, of which more is known as a script: its saves, its steps, its exceptions"
-        )
-        module = re.search(r"^(?:-\w+ )*?-m (\S+)", " ".join(words[1:]))
-        file = next((word for word in words[1:] if not word.startswith("-")), "FILE.py")
-        script = f"module:{module[1]}" if module else file
-        yield warning("train.command", problem, f"write script: {script}, and the rest as args")
-
-
-def _file_of_command(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the faults of the file that a command starts. A working directory on the hosts may have any file."""
-    program, *words = job.train.command or ("",)
-    if job.train.workdir or not program or program.startswith(("/", "~")):
-        return
-    path = posixpath.normpath(program)
-    file = code.find(job.code, home, path).get(path)
-    if file and "/" not in program:
-        problem = f"{program} is looked for on the PATH, and not in code"
-        yield warning("train.command", problem, f"write ./{program}")
-    elif file and not file.stat().st_mode & 0o100:
-        problem = f"{program} cannot be started: its owner may not execute it"
-        remedy = f"run chmod +x {path} in code, or write the program that reads it in front"
-        yield warning("train.command", problem, remedy)
-    script = next((word for word in words if not _SHELL_FLAGS.fullmatch(word)), "")
-    here = script.endswith(".sh") and not script.startswith(("/", "~", "{"))
-    if here and _SHELL.fullmatch(program):
-        path = posixpath.normpath(script)
-        if job.code and path not in code.find(job.code, home, path):
-            problem = f"{script} is not in code ({', '.join(job.code)})"
-            yield warning("train.command", problem, "create it, or correct the path")
-
-
 def _words(train: Train) -> Iterator[Conflict]:
-    """Yield warnings about a list of words in `args`, which is passed word for word."""
-    if isinstance(train.args, Mapping):
-        return
-    if train.args_style and train.args:
+    """Yield warnings about lists of words, which are passed word for word."""
+    args = () if isinstance(train.args, Mapping) else train.args
+    if train.args_style and args:
         problem = "is for a mapping, and train.args is a list, which is passed word for word"
         yield warning("train.args_style", problem, "leave it out")
-    for word in train.args:
-        if re.match(r"--?[A-Za-z][\w-]* +\S", word):
-            option, _, value = word.partition(" ")
-            problem = f'"{word}" is one word with a space in it'
-            yield warning("train.args", problem, f'write two words: "{option}", "{value.strip()}"')
+    for field, words in (("train.args", args), ("train.command", train.command[1:])):
+        for before, word in itertools.pairwise(("", *words)):
+            # Behind an option, such words may be its value.
+            if re.match(rf"{_OPTION} +\S", word) and not re.fullmatch(_OPTION, before):
+                option, _, value = word.partition(" ")
+                problem = f'"{word}" is one word with a space in it'
+                yield warning(field, problem, f'write two words: "{option}", "{value.strip()}"')
 
 
 def _for_a_shell(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield a warning for each word that a shell would fill in, unless the program looks as if it did so itself."""
-    train, path = job.train, source.python_file(job, home)
-    if path is not None and re.search(rb"expand_?(user|vars)|environ", path.read_bytes()):
-        return
+    """Yield a warning for each word that a shell would fill in, if nothing else surely does so."""
+    train = job.train
     args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
     words = [
         (f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]", value)
         for name, value in args
     ]
-    if train.command and not _SHELL.fullmatch(posixpath.basename(train.command[0])):
-        words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
-    for field, word in words:
-        if isinstance(word, str) and (unfilled := _FOR_A_SHELL.search(word)):
-            problem = f"is passed as it is written: no shell fills in {unfilled[0]}"
-            yield warning(field, problem, "write the value itself")
+    words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
+    unfilled = [
+        (field, found)
+        for field, word in words
+        if isinstance(word, str) and (found := _FOR_A_SHELL.search(word))
+    ]
+    if train.command and unfilled:
+        # A program that the command starts may know ~.
+        sure = commands.passes_words_on(job, home)
+        unfilled = [(field, found) for field, found in unfilled if sure and found[0] != "~"]
+    elif unfilled and not source.is_closed(job, home, _FILLS_IN):
+        return
+    for field, found in unfilled:
+        index = "SLURM_ARRAY_TASK_ID" in found.groups() and train.program_field != "workload"
+        problem = f"is passed as it is written: no shell fills in {found[0]}"
+        yield warning(field, problem, "write {array_index}" if index else "write the value itself")
 
 
 def _placeholders(job: JobSpec) -> Iterator[Conflict]:

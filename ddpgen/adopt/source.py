@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import symtable
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ddpgen.adopt.calls import imported
 from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
@@ -43,6 +45,19 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
         problem = f"{location}: this is no Python here: {words}"
         remedy = "correct it, unless the Python of the hosts is newer than the one here"
         return Conflict((field,), problem, remedy, fatal=False)
+
+
+def is_closed(job: JobSpec, home: Path, pattern: re.Pattern[bytes], *harmless: str) -> bool:
+    """True if all that the job's own Python does stands in its file, and the file does not match `pattern`.
+
+    `harmless`: modules that it may import beside those of Python, torch and numpy.
+    """
+    path = python_file(job, home)
+    tree = parsed(path, "") if path else None
+    if path is None or not isinstance(tree, ast.Module):
+        return False
+    known = {*sys.stdlib_module_names, "numpy", "torch", *harmless}
+    return imported(tree) <= known and not pattern.search(path.read_bytes())
 
 
 def function(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:

@@ -26,7 +26,7 @@ WORKLOADS = ("gpt", "mnist", "toy")
 _PROCESSES = ("procs_per_node", "nodes")
 # Words of a shell's command line that are no programs.
 _BUILTINS = (".", "cd", "eval", "exec", "export", "for", "if", "set", "source", "ulimit", "while")
-_OPERATORS = ("&", "&&", "|", "||", ">", ">>", "2>&1", "<")
+_OPERATORS = ("&", "&&", "|", "||", ">", ">>", "2>&1", "<", ";")
 
 # Variables that bash or torchrun set. A value from the spec would be lost, or break the script.
 _SET_BY_BASH = frozenset([

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import arguments, own_script, program, source, workloads
+from ddpgen.adopt import arguments, commands, own_script, program, source, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -60,6 +60,7 @@ from tests.ddpgen.test_reader import field_names
 
 MODULES = (
     arguments,
+    commands,
     fields,
     groups,
     hosts,
@@ -132,6 +133,8 @@ SCRIPTS = [
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),
     *((text, f"name: a\n{text}\n", "") for text, *_ in scripts.UNFILLED),
+    *((spec, spec, "") for spec in scripts.LAUNCHERS),
+    *((args, scripts.with_args(args), scripts.PLAIN) for args, _ in scripts.NO_SHELL),
     *(
         (command, f"code: code\n{scripts.with_command(command)}", "")
         for command, expected in scripts.FILES

@@ -428,6 +428,52 @@ def test_a_placeholder_that_is_filled_in_or_none(text: str, tmp_path: Path) -> N
     assert list(check(reading.job, tmp_path)) == []
 
 
+_LAUNCHED = "name: a\ntrain: {{script: 'module:{}', args: {}}}\n"
+LAUNCHERS = [
+    _LAUNCHED.format("torch.distributed.run", "[t.py]"),
+    _LAUNCHED.format("accelerate.commands.launch", "{num_processes: 2}"),
+]
+NO_LAUNCHERS = [
+    _LAUNCHED.format("accelerate.commands.launch", "{num_processes: 1}"),
+    _LAUNCHED.format("torch.distributed.runner", "[t.py]"),
+]
+_GPT = "name: a\ntrain: {workload: gpt, steps: 1, global_batch_size: 4, micro_batch_size: 1}\n"
+# Arguments of a script that imports os and torch alone, and the remedy.
+NO_SHELL = [
+    ("[--data=$DATA/x]", "write the value itself"),
+    ("{data: ~/x}", "write the value itself"),
+    ("[--data=/x/$SLURM_ARRAY_TASK_ID]", "write {array_index}"),
+]
+PLAIN = "import os, torch\nm.save(m.load())\n"
+
+
+@pytest.mark.parametrize("spec", LAUNCHERS)
+def test_a_module_that_is_a_launcher(spec: str, tmp_path: Path) -> None:
+    (warning,) = check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)
+    assert (warning.fields[0], warning.fatal) == ("train.script", False)
+    assert warning.problem.startswith("is a launcher")
+
+
+@pytest.mark.parametrize("spec", NO_LAUNCHERS)
+def test_a_module_that_starts_a_single_process(spec: str, tmp_path: Path) -> None:
+    assert list(check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)) == []
+
+
+@pytest.mark.parametrize(("args", "remedy"), NO_SHELL)
+def test_an_argument_that_only_a_shell_would_fill_in(
+    args: str, remedy: str, tmp_path: Path
+) -> None:
+    (warning,) = told(tmp_path, PLAIN, args)
+    assert warning.text.endswith(remedy)
+    for more in ("import torchvision", "from . import data", "os.path.expandvars(a)"):
+        assert told(tmp_path, f"{PLAIN}{more}\n", args) == []
+
+
+def test_a_path_that_a_workload_fills_in(tmp_path: Path) -> None:
+    spec = _GPT.replace("steps: 1", "steps: 1, args: {text: ~/x.txt}")
+    assert conflicts(tmp_path, spec, "") == []
+
+
 BRACES = "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']"
 
 
@@ -539,20 +585,53 @@ COMMANDS = [
     ("[tmux, new, -d, ./t.sh]", "tmux ends before what it starts"),
     ("[/usr/bin/sbatch, t.sh]", "/usr/bin/sbatch ends before what it starts"),
     ("[sudo, ./t.sh]", "sudo takes the job's variables away"),
-    ("[~/t, ~/data]", "is passed as it is written: no shell fills in ~"),
-    ("[~/t, '--out=${SCRATCH}/x']", "is passed as it is written: no shell fills in ${SCRATCH}"),
+    ("[salloc, ./t.sh]", "is a launcher"),
+    ("[python3, -m, accelerate.commands.launch, t.py]", "is a launcher"),
+    ("[qsub, t.sh]", "qsub ends before what it starts"),
+    ("[docker, run, image, ./t.sh]", "docker run does not hand on the job's variables"),
+    ("[ssh, host, ./t.sh]", "ssh does not hand on the job's variables"),
+    (
+        "[bash, -ec, ./t.sh, --lr, 1]",
+        "no program gets --lr 1: the text of -ec reads no word that follows",
+    ),
+    (
+        "[/bin/sh, -c, python t.py, --lr=1]",
+        "no program gets --lr=1: the text of -c reads no word that follows",
+    ),
+    ("[~/t, --lr 1]", '"--lr 1" is one word with a space in it'),
     ("[accelerate, launch, --num_processes, 1, t.py]", ""),
     ("[my-trainer, python]", ""),
     ("[sudoku, tmux]", ""),
     ("[bash, -c, '~/t $HOME ~/x']", ""),
     ("[~/t, 'a~/b', 'x=${paths.root}', '\\$HOME', '$$HOME']", ""),
     ("[~/t.sh]", ""),
+    ("[~/t, ~/data, $DATA]", ""),
+    ("[env, A=1, bash, -c, 'cd $HOME && ./t.sh']", ""),
+    ("[conda, run, -n, x, bash, -c, ./t.sh $HOME/x]", ""),
+    ("[~/batch, x]", ""),
+    ("[sbatch, --wait, t.sh]", ""),
+    ("[screen, -D, -m, ./t.sh]", ""),
+    ("[systemd-run, --scope, ./t.sh]", ""),
+    ("[~/srun-less.sh, x]", ""),
+    ("[docker, run, -e, RANK, -e, WORLD_SIZE, image, ./t.sh]", ""),
+    ("[bash, -c, './t.sh \"$@\"', x, --lr, 1]", ""),
+    ("[bash, -c, '. ./t.sh', x, --lr, 1]", ""),
+    ("[bash, -c, ./t.sh, training]", ""),
+    ("[~/t, --more, --lr 1]", ""),
 ]
-# A command with code/a.sh, which is executable, and code/b.sh, which is not.
+# A command with the files of write_programs().
 FILES = [
     ("[a.sh]", "a.sh is looked for on the PATH, and not in code"),
     ("[./b.sh]", "./b.sh cannot be started: its owner may not execute it"),
     ("[bash, -e, c.sh]", "c.sh is not in code (code)"),
+    ("[./no-line.sh]", "./no-line.sh cannot be started: its first line does not begin with #!"),
+    ("[./crlf.sh]", "./crlf.sh cannot be started: its lines end as on Windows"),
+    ("[./a.sh, ~/x, '${DATA}/x']", "is passed as it is written: no shell fills in ${DATA}"),
+    ("[bash, -e, a.sh, $DATA]", "is passed as it is written: no shell fills in $DATA"),
+    ("[bash, e.sh, $DATA]", ""),
+    ("[./a.sh, bash, -c, ./x $DATA]", ""),
+    ("[bash, /opt/c.sh, $DATA]", ""),
+    ("[bash, no-line.sh]", ""),
     ("[bash, a.sh]", ""),
     ("[sh, b.sh]", ""),
     ("[bash, -c, c.sh]", ""),
@@ -563,7 +642,7 @@ FILES = [
 
 
 def with_command(command: str) -> str:
-    return f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\n"
+    return f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\nprocs_per_node: 2\n"
 
 
 @pytest.mark.parametrize(("command", "expected"), COMMANDS)
@@ -575,14 +654,21 @@ def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
 
 def write_programs(place: Path) -> None:
     (place / "code").mkdir(exist_ok=True)
-    for name, mode in (("a.sh", 0o755), ("b.sh", 0o644)):
-        (place / "code" / name).touch()
+    for name, mode, text in (
+        ("a.sh", 0o755, "#!/bin/sh\n./train --data $1\n"),
+        ("b.sh", 0o644, ""),
+        ("no-line.sh", 0o755, "./train\n"),
+        ("crlf.sh", 0o755, "#!/bin/sh\r\n./train\r\n"),
+    ):
+        (place / "code" / name).write_text(text, newline="")
         (place / "code" / name).chmod(mode)
 
 
 @pytest.mark.parametrize(("command", "expected"), FILES)
 def test_of_the_file_that_a_command_starts(command: str, expected: str, tmp_path: Path) -> None:
     write_programs(tmp_path)
+    if "e.sh" in command:
+        (tmp_path / "code/e.sh").write_text('eval "$@"\n')
     text = f"code: code\n{with_command(command)}"
     job = read(text.encode(), "a.yaml")["local"].job
     assert [each.problem for each in check(job, tmp_path)] == ([expected] if expected else [])
@@ -594,6 +680,10 @@ def test_of_the_file_that_a_command_starts(command: str, expected: str, tmp_path
         ("[python3, -m, pkg.mod, --lr=1]", "module:pkg.mod,"),
         ("[python3, -u, /t.py, -m, x]", "/t.py,"),
         ("[python3, -u, -m, pkg.mod]", "module:pkg.mod,"),
+        (
+            "[python3, -m, accelerate.commands.launch, --num_processes=1, t.py]",
+            "module:accelerate.commands.launch,",
+        ),
     ],
 )
 def test_python_as_a_command_is_better_a_script(command: str, script: str, tmp_path: Path) -> None:

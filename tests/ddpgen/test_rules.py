@@ -165,6 +165,11 @@ UNWISE = [
         "shell",
     ),
     (
+        {"what": "{command: [a,';',b], resume: scratch}", "batch": "null", "micro": "null"},
+        "8:15 train.command[1]",
+        "shell",
+    ),
+    (
         {"train": "best: {metric: loss, mode: max}\n  eval_every: 5 steps"},
         "12:30 train.best.mode",
         "worst",

@@ -1,0 +1,174 @@
+"""Faults of `train.command` that are visible before the launch: in its words, and in the file that it starts."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ddpgen.adopt.calls import warning
+from ddpgen.bundle import code
+from ddpgen.errors import FileTroubleError
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+_SYSTEM = "(/usr/bin/|/bin/)?"
+_MODULE = (
+    r"(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)"
+)
+_LAUNCHER = re.compile(
+    rf"(\S*/)?(torchrun|deepspeed|accelerate launch|salloc|srun|mpirun|mpiexec|horovodrun)(?= |$)|.* -m {_MODULE}(?= |$)"
+)
+_ONE_PROCESS = re.compile(r"--num[_-]processes[ =]1\b")
+# Programs that start a command elsewhere and end before it, unless they are told to wait.
+_ELSEWHERE = re.compile(rf"{_SYSTEM}(at|batch|bsub|qsub|sbatch|screen|systemd-run|tmux)")
+_WAITS = re.compile(r" -(-(wait|scope|pipe|pty)|sync|\w*[DIKW]\w*)\b|systemd-run .*-[PSt]\b")
+_OTHER_USER = re.compile(rf"{_SYSTEM}(doas|su|sudo)")
+# Programs whose command does not get their variables, and words that hand these on.
+_NO_VARIABLES = re.compile(rf"{_SYSTEM}((docker|podman|kubectl) (run|exec)|ssh)(?= )")
+_HANDS_ON = re.compile(r" -e| --env|SendEnv|RANK")
+_SHELL = re.compile(r"(ba|da|k|z)?sh")
+_SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
+_SHELL_OPTIONS = re.compile(r"-[a-zA-Z]+|--[a-z]+|errexit|nounset|pipefail|xtrace")
+_TEXT_FLAG = re.compile(r"-[a-zA-Z]*c")
+# A text of bash that reads the words behind it, or hands them to a file that does.
+_READS_WORDS = re.compile(
+    r"\$\{?[#!]?[0-9@*#]|\b(BASH_ARG|for|getopts|select|shift|source)|(^|[\s;&|])\.\s"
+)
+# A shell script with one of these, or a program that it starts, may fill in words itself.
+_FILLS_IN = re.compile(
+    rb"expand_?(user|vars)|environ|getenv|\beval\b|envsubst|Template|\s-\w*c\b|^\s*(exec )?\"?\$[@*{]",
+    re.MULTILINE,
+)
+_MOST_BYTES = 1 << 20  # of a file that a person wrote
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the likely faults of a command, and a launcher that a script `module:NAME` names."""
+    train = job.train
+    if train.command:
+        yield from _program(job)
+        yield from _file(job, home)
+        yield from _behind_text(train.command)
+    elif re.fullmatch(f"module:{_MODULE}", train.script or ""):
+        args = train.args
+        words = [f"--{k}={v}" for k, v in args.items()] if isinstance(args, Mapping) else args
+        if not _ONE_PROCESS.search(" ".join(words)):
+            yield _launcher("train.script")
+
+
+def _program(job: JobSpec) -> Iterator[Conflict]:
+    """Yield a warning about programs that start another, and about Python, which is better as a script."""
+    words = job.train.command
+    text, first = " ".join(words), words[0]
+    alone = _NO_VARIABLES.match(text) if job.world_size > 1 else None
+    if _LAUNCHER.match(text) and not _ONE_PROCESS.search(text):
+        yield _launcher("train.command")
+    elif _ELSEWHERE.fullmatch(first) and not _WAITS.search(text):
+        problem = f"{first} ends before what it starts, and then the job is done"
+        yield warning("train.command", problem, "name what it starts")
+    elif _OTHER_USER.fullmatch(first):
+        problem = f"{first} takes the job's variables away, and may wait for a password"
+        yield warning("train.command", problem, f"leave {first} out, and launch as that user")
+    elif alone and not _HANDS_ON.search(text):
+        problem = f"{alone[0]} does not hand on the job's variables, and each process trains alone"
+        remedy = f"name what {first} starts, or hand on RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        yield warning("train.command", problem, remedy)
+    elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
+        problem = (
+            "is Python, of which more is known as a script: its saves, its steps, its exceptions"
+        )
+        module = re.search(r"^(?:-\w+ )*?-m (\S+)", " ".join(words[1:]))
+        file = next((word for word in words[1:] if not word.startswith("-")), "FILE.py")
+        script = f"module:{module[1]}" if module else file
+        yield warning("train.command", problem, f"write script: {script}, and the rest as args")
+
+
+def _launcher(field: str) -> Conflict:
+    problem = "is a launcher, and each process of the job would start it"
+    remedy = "name what it launches (script: train.py); for accelerate launch add --num_processes=1"
+    return warning(field, problem, remedy)
+
+
+def _file(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the faults of the file that a command starts. A working directory on the hosts may have any file."""
+    program = job.train.command[0]
+    if job.train.workdir or not program or program.startswith(("/", "~")):
+        return
+    path = posixpath.normpath(program)
+    file = code.find(job.code, home, path).get(path)
+    if file and "/" not in program:
+        problem = f"{program} is looked for on the PATH, and not in code"
+        yield warning("train.command", problem, f"write ./{program}")
+    elif file and not file.stat().st_mode & 0o100:
+        problem = f"{program} cannot be started: its owner may not execute it"
+        remedy = f"run chmod +x {path} in code, or write the program that reads it in front"
+        yield warning("train.command", problem, remedy)
+    elif file:
+        yield from _first_line(program, file)
+    script = _read_by_shell(job.train.command)
+    here = script.endswith(".sh") and not script.startswith(("/", "~", "{"))
+    if here:
+        path = posixpath.normpath(script)
+        if job.code and path not in code.find(job.code, home, path):
+            problem = f"{script} is not in code ({', '.join(job.code)})"
+            yield warning("train.command", problem, "create it, or correct the path")
+
+
+def _read_by_shell(words: Sequence[str]) -> str:
+    """Return the file that a command gives to a shell; "" without one."""
+    file = next((word for word in words[1:] if not _SHELL_FLAGS.fullmatch(word)), "")
+    return file if _SHELL.fullmatch(posixpath.basename(words[0])) else ""
+
+
+def _first_line(program: str, file: Path) -> Iterator[Conflict]:
+    """Yield the fault of a text's first line, because of which the kernel does not start it."""
+    head = _text(file)[:4096]
+    interpreter, problem = head.startswith(b"#!"), ""
+    if not interpreter and head.strip() and b"\0" not in head:
+        problem = f"{program} cannot be started: its first line does not begin with #!"
+        remedy = "write the interpreter there, like #!/bin/bash, or in front in the command"
+    elif interpreter and head.partition(b"\n")[0].endswith(b"\r"):
+        problem = f"{program} cannot be started: its lines end as on Windows"
+        remedy = f"run sed -i 's/\\r$//' {posixpath.normpath(program)} in code"
+    if problem:
+        yield warning("train.command", problem, remedy)
+
+
+def _behind_text(words: Sequence[str]) -> Iterator[Conflict]:
+    """Yield a warning about words behind the text of `bash -c` that the text does not read."""
+    flag = next((i for i, word in enumerate(words) if _TEXT_FLAG.fullmatch(word)), 0)
+    options, text, rest = words[1:flag], "".join(words[flag + 1 : flag + 2]), words[flag + 2 :]
+    shell = flag and _SHELL.fullmatch(posixpath.basename(words[0]))
+    # A single word may be there as the name that the shell has in its own messages.
+    given = len(rest) > 1 or (rest and re.match(r"--?[A-Za-z]", rest[0]))
+    if not shell or not given or not all(map(_SHELL_OPTIONS.fullmatch, options)):
+        return
+    if not text.startswith(("-", "+")) and not _READS_WORDS.search(text):
+        lost = " ".join(rest)
+        problem = f"no program gets {lost}: the text of {words[flag]} reads no word that follows"
+        remedy = "write these words into the text, within its quotes"
+        yield warning("train.command", problem, remedy)
+
+
+def passes_words_on(job: JobSpec, home: Path) -> bool:
+    """True if the command starts a shell script of `code`, and no file of `code` fills in words as a shell would."""
+    command = job.train.command
+    path = posixpath.normpath(_read_by_shell(command) or command[0])
+    try:
+        files = {} if job.train.workdir else code.find(job.code, home, ".")
+    except FileTroubleError:
+        return False
+    if path not in files or any(map(_TEXT_FLAG.fullmatch, command)):
+        return False
+    shell = _read_by_shell(command) or re.match(rb"#!.*sh\b", _text(files[path]))
+    return bool(shell) and not any(_FILLS_IN.search(_text(file)) for file in files.values())
+
+
+def _text(file: Path) -> bytes:
+    """Return the text of a file; an empty one if it cannot be read, or is too large for a text."""
+    try:
+        return file.read_bytes() if file.stat().st_size <= _MOST_BYTES else b""
+    except OSError:
+        return b""
