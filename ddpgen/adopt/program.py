@@ -10,13 +10,14 @@ import itertools
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ddpgen.adopt import arguments, commands, own_script, source, workloads
 from ddpgen.adopt.calls import Script, warning
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
-from ddpgen.spec.rules import TORCHRUN_VARIABLES, Conflict
+from ddpgen.spec.rules import TORCHRUN_VARIABLES, WORKLOADS, Conflict
 
 # The supervisor fills in these names (train/launch/words.py). In resume.args it also fills in `newest`.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
@@ -28,6 +29,13 @@ _FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]
 _FILLS_IN = re.compile(
     rb"expand_?(user|vars)|environ|getenv|home\(|Template|subprocess|system\(|exec\(|eval\("
 )
+# A source with one of these may tell the tasks of an array apart.
+_APART = re.compile(
+    rb"ARRAY|array_index|SLURM|DDPGEN|environ(?!\[[\"']|\.get\([\"'])|exec\(|getpid|hostname|subprocess|time\(|urandom|uuid"
+)
+# A script without a seed draws other numbers in each task.
+_SEEDED = re.compile(rb"seed\w*\([^)]")
+_ONE_TASK = re.compile(r"(\d+)(-\1)?(%\d+)?")
 _OPTION = r"--?[A-Za-z][\w-]*"
 
 
@@ -39,6 +47,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _lost_patterns(job)
     yield from _words(job.train)
     yield from _for_a_shell(job, home)
+    yield from _same_tasks(job, home)
     yield from source.module(job, home)
     path = source.python_file(job, home)
     if path is None:
@@ -94,6 +103,27 @@ def _for_a_shell(job: JobSpec, home: Path) -> Iterator[Conflict]:
         index = "SLURM_ARRAY_TASK_ID" in found.groups() and train.program_field != "workload"
         problem = f"is passed as it is written: no shell fills in {found[0]}"
         yield warning(field, problem, "write {array_index}" if index else "write the value itself")
+
+
+def _same_tasks(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield a warning if all tasks of an array surely train the same."""
+    indices, train = getattr(job, "indices", None) or "0", job.train
+    if job.points or _ONE_TASK.fullmatch(indices):
+        return
+    if re.search("ARRAY_TASK|array_index", str(asdict(job))):
+        return
+    if train.workload not in WORKLOADS:
+        path = source.python_file(job, home)
+        if path is None or not source.is_closed(job, home, _APART, "torchvision", "tqdm"):
+            return
+        # Tasks that run one after the other may be parts of one training.
+        if train.script and (indices.endswith("%1") or not _SEEDED.search(path.read_bytes())):
+            return
+    problem = "all tasks of the array train the same, because nothing in the job reads the index"
+    remedy = "write a sweep of {train.seed: [0, 1, 2]} in place of the array"
+    if train.script:
+        remedy = "write {array_index} into train.args, or let the script read SLURM_ARRAY_TASK_ID"
+    yield warning(f"train.{train.program_field}", problem, remedy)
 
 
 def _placeholders(job: JobSpec) -> Iterator[Conflict]:

@@ -134,6 +134,7 @@ SCRIPTS = [
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),
     *((text, f"name: a\n{text}\n", "") for text, *_ in scripts.UNFILLED),
     *((spec, spec, "") for spec in scripts.LAUNCHERS),
+    *((f"{text} {spec}", spec, text) for spec, text in scripts.SAME),
     *((args, scripts.with_args(args), scripts.PLAIN) for args, _ in scripts.NO_SHELL),
     *(
         (command, f"code: code\n{scripts.with_command(command)}", "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddpgen.adopt.own_script import outline
 from ddpgen.adopt.program import check
+from ddpgen.spec.job import PointProgram
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import ROOT, Fault, Run
@@ -437,7 +439,26 @@ NO_LAUNCHERS = [
     _LAUNCHED.format("accelerate.commands.launch", "{num_processes: 1}"),
     _LAUNCHED.format("torch.distributed.runner", "[t.py]"),
 ]
+_ARRAY = "targets: {slurm: {array: 0-3}}\n"
 _GPT = "name: a\ntrain: {workload: gpt, steps: 1, global_batch_size: 4, micro_batch_size: 1}\n"
+_SCRIPT = with_args("['--lr=1']") + _ARRAY
+_SEEDED = "torch.manual_seed(1)\nm.save(m.load())\n"
+# A spec, and the text of its script or workload. All tasks of the array are the same.
+SAME = [
+    (f"{_GPT}{_ARRAY}", ""),
+    (f"{WORKLOAD}{_ARRAY}", "import torch\ndef build(context): ...\n"),
+    (_SCRIPT, f"import torch\n{_SEEDED}"),
+]
+APART = [
+    (f"{_GPT}targets: {{slurm: {{array: 3-3}}}}\n", ""),
+    (f"{_GPT}env: {{A: '{{array_index}}'}}\n{_ARRAY}", ""),
+    (f"{WORKLOAD}{_ARRAY}", "import data\ndef build(context): ...\n"),
+    (_SCRIPT.replace("--lr=1", "--lr={array_index}"), _SEEDED),
+    (_SCRIPT.replace("0-3", "0-3%1"), _SEEDED),
+    (_SCRIPT, "m.save(m.load())\n"),
+    (_SCRIPT, f"i = os.environ['SLURM_ARRAY_TASK_ID']\n{_SEEDED}"),
+    (_SCRIPT, f"import optuna\n{_SEEDED}"),
+]
 # Arguments of a script that imports os and torch alone, and the remedy.
 NO_SHELL = [
     ("[--data=$DATA/x]", "write the value itself"),
@@ -457,6 +478,20 @@ def test_a_module_that_is_a_launcher(spec: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", NO_LAUNCHERS)
 def test_a_module_that_starts_a_single_process(spec: str, tmp_path: Path) -> None:
     assert list(check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "same"), [*((*e, True) for e in SAME), *((*e, False) for e in APART)]
+)
+def test_tasks_of_an_array_that_are_all_the_same(
+    spec: str, text: str, same: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "t.py").write_text(text)
+    found = list(check(read(spec.encode(), "a.yaml")["slurm"].job, tmp_path))
+    assert [each.problem[:31] for each in found] == ["all tasks of the array train th"] * same
+    job = replace(read(spec.encode(), "a.yaml")["slurm"].job, points={"a": PointProgram()})
+    assert list(check(job, tmp_path)) == []
 
 
 @pytest.mark.parametrize(("args", "remedy"), NO_SHELL)

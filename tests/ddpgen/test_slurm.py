@@ -305,7 +305,7 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 
 WARNED = [
     ("extra: --output=/x/a.log", "9:18 targets.slurm.extra", "%j"),
-    ("array: 0-3, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
+    ("array: 0-0, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
     ("mem: 4", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000K", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000kb", "9:16 targets.slurm.mem", "16G"),
