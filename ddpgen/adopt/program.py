@@ -170,6 +170,9 @@ def _placeholder_fault(
     if name.upper() in TORCHRUN_VARIABLES:
         return problem, f"let the script read the variable {name.upper()}"
     remedy = did_you_mean(name, filled)
+    if "newest" in filled and not remedy.startswith("did you mean"):
+        remedy = f"write {{newest}} for the newest file, or {{{{{name}}}}} for the word in braces"
+        return problem, remedy
     return (problem, remedy) if remedy.startswith("did you mean") else None
 
 

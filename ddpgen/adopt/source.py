@@ -158,5 +158,7 @@ def module(job: JobSpec, home: Path) -> Iterator[Conflict]:
     if not there:
         problem = f"there is no module {name} in code ({', '.join(job.code)})"
         remedy = f"correct the name, or write {wanted}"
+        if parts[-1:] == ["py"]:
+            remedy = f"write script: {packages[-2]}.py"
         installed = namespace and bool(files)
         yield Conflict(("train.script",), problem, remedy, fatal=not installed)

@@ -74,6 +74,7 @@ WITH_ARGUMENT = WORKLOAD.replace("steps: 1", "steps: 1, args: {width: 48}")
 NOT_THERE = [
     (WORKLOAD, "def biuld(context):\n    build = 1\n", "train.workload", "t.py has no build; did you mean biuld?"),
     ("name: a\ncode: code\ntrain: {script: 'module:t.x'}\n", "", "train.script", "there is no module t.x in code"),
+    ("name: a\ncode: code\ntrain: {script: 'module:t.py'}\n", "", "train.script", "there is no module t.py in code (code); write script: t.py"),
     (WORKLOAD, "import build\n", "train.workload", "build is a module"),
     (WITH_ARGUMENT, "def build(context, *, with_b=1): ...\n", "train.args.width", "build() in t.py:1 has no argument width; did you mean with_b?"),
     (WITH_ARGUMENT, "\ndef build(context): ...\n", "train.args.width", "build() in t.py:2 has no argument width; leave it out"),
@@ -398,6 +399,11 @@ UNFILLED = [
     ("train: {script: /t.py, args: ['{local_rank}']}", "train.args", "variable LOCAL_RANK"),
     ("train: {script: /t.py, args: ['{checkpoint_dir/x']}", "train.args", "closing brace"),
     ("train: {script: /t.py, workdir: '/x/{jobs}'}", "train.workdir", "job?"),
+    (
+        "train: {script: /t.py, resume: {exists: x, args: '--go={latest}'}}",
+        "train.resume.args",
+        "{latest} stays as it is; write {newest} for the newest file, or {{latest}}",
+    ),
     ("train: {script: /t.py}\ncheckpoint: {dir: '/ck/{job}'}", "checkpoint.dir", "name itself"),
     ("train: {script: /t.py}\ncheckpoint: {dir: /ck/x-%j}", "checkpoint.dir", "Slurm"),
     (
@@ -411,6 +417,7 @@ FILLED = [
     "train: {script: /t.py, args: ['{array_index}']}\ntargets: {slurm: {array: 0-3}}",
     "train: {script: /t.py, guard: '{checkpoint_dir}/*/x', resume: {exists: '{job}/{x}'}}",
     "train: {script: /t.py}\ncheckpoint: {dir: '/ck/{x}/100%/%j2'}",
+    "train: {script: /t.py, resume: {exists: x, args: '--go={newest} --x={{latest}} ${dir}'}}",
 ]
 
 
