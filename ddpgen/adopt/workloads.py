@@ -145,8 +145,15 @@ def _together(
         problem = f"is {values['classes']}, and MNIST has {_MNIST_CLASSES} classes"
         remedy = "write 10, or name pictures of your own in data_dir and sha256"
         yield Conflict(("train.args.classes",), problem, remedy)
-    if name != "gpt":
-        return
+    if name == "gpt":
+        yield from _of_gpt(values, job, home)
+
+
+def _of_gpt(values: Mapping[str, Any], job: JobSpec, home: Path) -> Iterator[Conflict]:
+    if job.train.best and not values["holdout"]:
+        problem = "is 0, which leaves nothing to evaluate for train.best"
+        remedy = "write a number above 0, or take train.best out"
+        yield Conflict(("train.args.holdout",), problem, remedy)
     if values["width"] % values["heads"]:
         problem = f"{values['width']} (width) is not a multiple of {values['heads']} heads"
         nearest = max(1, values["width"] // values["heads"]) * values["heads"]

@@ -22,6 +22,12 @@ TOLD = [
     (with_args("width: 10000000"), "parameters"),
     (with_args("classes: 9", "mnist"), "10 classes"),
     (with_args("heads: 3"), "width: 126"),
+    (
+        with_args("holdout: 0").replace(
+            "train:\n", "train:\n  best: loss\n  eval_every: 9 steps\n"
+        ),
+        "nothing to evaluate",
+    ),
     (with_args("text: no.txt"), "not in code"),
     (with_args("seq_len: 200, max_bytes: 300"), "300 bytes"),
 ]
