@@ -9,8 +9,9 @@ import ast
 import re
 import symtable
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddpgen.adopt.calls import imported
 from ddpgen.bundle import code
@@ -22,6 +23,14 @@ from ddpgen.spec.rules import Conflict
 _DEFINES_ANY = re.compile(
     rb"\b(__dict__|__getattr__|eval|exec|globals|locals|setattr|vars)\b|\bsys\b.*\bmodules\b|\bimport[\s\\]*\*"
 )
+# The types of values that fit an annotation, and these values in words.
+_ANNOTATIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool, int), "true or false"),
+    "str": ((str,), "a text"),
+    "None": ((type(None),), "null"),
+}
 _UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -80,8 +89,8 @@ def function(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
     definition, *others = (node for node in ast.walk(tree) if _binds(node, name))
     if others:
         return
-    if any(isinstance(node, ast.Import) and definition in node.names for node in tree.body):
-        problem = f"{name} is a module that {file} imports, and no function"
+    if bound := next(filter(None, (_not_a_function(n, definition) for n in tree.body)), ""):
+        problem = f"{name} is {bound} {file}, and no function"
         yield Conflict(("train.workload",), problem, "name a function")
     elif isinstance(definition, ast.FunctionDef) and definition in tree.body:
         yield from _arguments(train, definition, f"{file}:{definition.lineno}")
@@ -99,6 +108,16 @@ def _binds(node: ast.AST, name: str) -> bool:
         case ast.MatchAs() | ast.MatchStar():
             return node.name == name
     return False
+
+
+def _not_a_function(node: ast.stmt, definition: ast.AST) -> str:
+    """Return the kind of value that the statement binds; "" if `definition` is not its name, or may be a function's."""
+    match node:
+        case ast.Import(names) if definition in names:
+            return "a module imported by"
+        case ast.Assign([target], ast.Constant()) | ast.AnnAssign(target, value=ast.Constant()):
+            return "a constant of" if target is definition else ""
+    return ""
 
 
 def _arguments(train: Train, function: ast.FunctionDef, place: str) -> Iterator[Conflict]:
@@ -120,6 +139,23 @@ def _arguments(train: Train, function: ast.FunctionDef, place: str) -> Iterator[
         if default is None and name not in given:
             problem = f"{function.name}() in {place} needs {name}"
             yield Conflict(("train.args", "train.workload"), problem, "add it to train.args")
+    for argument in (*positional[1:], *declared.kwonlyargs):
+        name, default = argument.arg, values[argument.arg]
+        kinds = ast.unparse(argument.annotation).split(" | ") if argument.annotation else [""]
+        if isinstance(default, ast.Constant) and default.value is None:
+            kinds.append("None")
+        if name in given and not _fits(given[name], kinds):
+            problem = f"is {given[name]!r}, and {function.name}() in {place} declares {' or '.join(kinds)}"
+            remedy = f"write {_ANNOTATIONS[kinds[0]][1]}"
+            yield Conflict((f"train.args.{name}", "train.args"), problem, remedy, fatal=False)
+
+
+def _fits(value: Any, annotations: Sequence[str]) -> bool:
+    """False if the value is surely of none of the annotated types. Where a bool is wanted, 0 and 1 do."""
+    if not set(annotations) <= _ANNOTATIONS.keys():
+        return True
+    types = tuple(kind for name in annotations for kind in _ANNOTATIONS[name][0])
+    return isinstance(value, types) and ("bool" in annotations or not isinstance(value, bool))
 
 
 def _defined(module: symtable.SymbolTable) -> set[str]:

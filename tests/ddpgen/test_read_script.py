@@ -70,7 +70,13 @@ procs_per_node: 2
 code: code
 train: {workload: 't.py:build', steps: 1, global_batch_size: 4, micro_batch_size: 1}
 """
-WITH_ARGUMENT = WORKLOAD.replace("steps: 1", "steps: 1, args: {width: 48}")
+
+
+def with_width(value: str) -> str:
+    return WORKLOAD.replace("steps: 1", f"steps: 1, args: {{width: {value}}}")
+
+
+WITH_ARGUMENT = with_width("48")
 NOT_THERE = [
     (WORKLOAD, "def biuld(context):\n    build = 1\n", "train.workload", "t.py has no build; did you mean biuld?"),
     ("name: a\ncode: code\ntrain: {script: 'module:t.x'}\n", "", "train.script", "there is no module t.x in code"),
@@ -81,7 +87,49 @@ NOT_THERE = [
     (WITH_ARGUMENT, "def build(width, *, lr=1): ...\n", "train.args.width", "build() in t.py:1 has no argument width; write one of lr"),
     (WITH_ARGUMENT, "def build(context, width, depth): ...\n", "train.args", "build() in t.py:1 needs depth"),
     (WORKLOAD, "def build(context, *, depth): ...\n", "train.args", "build() in t.py:1 needs depth"),
+    (WORKLOAD, "build = 10\n", "train.workload", "build is a constant of t.py"),
+    (WORKLOAD, "build: int = 10\n", "train.workload", "build is a constant of t.py"),
 ]  # fmt: skip
+
+
+def with_annotation(annotation: str) -> str:
+    return f"def build(context, *, width: {annotation} = 3): ...\n"
+
+
+# A value, the annotation of its parameter, and the remedy; "" for a value that fits.
+ANNOTATED = [
+    ("'48'", "int", "write a whole number"),
+    ("48.0", "int", "write a whole number"),
+    ("true", "int", "write a whole number"),
+    ("[48]", "int", "write a whole number"),
+    ("null", "int", "write a whole number"),
+    ("'0.1'", "float", "write a number"),
+    ("'false'", "bool", "write true or false"),
+    ("5", "str", "write a text"),
+    ("1.5", "int | None", "write a whole number"),
+    ("48", "int", ""),
+    ("1", "float", ""),
+    ("0", "bool", ""),
+    ("x", "str", ""),
+    ("null", "int | None", ""),
+    ("[48]", "int | list[int]", ""),
+    ("'48'", "Width", ""),
+    ("'48'", "Optional[int]", ""),
+]
+
+
+@pytest.mark.parametrize(("value", "annotation", "remedy"), ANNOTATED)
+def test_a_value_that_does_not_fit_its_annotation(
+    value: str, annotation: str, remedy: str, tmp_path: Path
+) -> None:
+    found = conflicts(tmp_path, with_width(value), with_annotation(annotation))
+    assert [(each.fields[0], each.remedy) for each in found] == (
+        [("train.args.width", remedy)] if remedy else []
+    )
+    assert not any(each.fatal for each in found)
+    assert conflicts(tmp_path, with_width("null"), "def build(c, width: int = None): ...\n") == []
+
+
 # Not even the newest Python knows some of them, but no Python knows the syntax of a later one.
 NO_PYTHON = [
     (with_args("{}"), "x = (\n", "train.script"),
@@ -139,6 +187,7 @@ def test_a_function_that_may_be_there_is_not_missed(text: str, tmp_path: Path) -
         "def build(context, *, width=3, **others): ...",
         "def build(context, **args): ...",
         "def build(*args, width): ...",
+        "def build(context, width: int): ...",
         "@wrapped\ndef build(context): ...",
         "def build(context): ...\nbuild = other",
         "if x:\n    def build(context): ...\nelse:\n    from m import build",
