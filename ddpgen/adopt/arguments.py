@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from ddpgen.adopt.calls import Script, name_of, text_of, warning
 from ddpgen.spec.fields import did_you_mean, show
@@ -16,6 +18,11 @@ from ddpgen.tiers.command import argument_words
 _FLAGS = (
     "store_true", "store_false", "store_const", "append_const", "count", "help", "version", "BooleanOptionalAction",
 )  # fmt: skip
+_ACTIONS = (*_FLAGS, "", "store", "append", "extend")
+_NARGS = (None, "?", "*", "+")  # or a number
+_FALSE = ("false", "no", "off", "0", "none", "null")
+_LONG_DASHES = "\u2012 \u2013 \u2014 \u2212"  # a text processor makes them of --
+_HELP: tuple[str, ...] = ("-h", "--help")
 
 
 class _Given(NamedTuple):
@@ -70,10 +77,12 @@ def reads_settings_file(values: Mapping[str, str]) -> bool:
 
 
 class Option(NamedTuple):
-    """One option of argparse.
+    """One argument of argparse.
 
-    `flag`: it takes no value. `wants_value`: it fails without a value. `negated`: it has a form --no-NAME. `read`: int or
-    float, if the script reads the value as such a number. `choices`: the values that it may have; () for any.
+    `flag`: it takes no value. `wants_value`: it fails without a value. `negated`: it has a form --no-NAME. `read`: int,
+    float or bool, if the script makes one of the value. `choices`: the values that it may have; () for any. `nargs`:
+    argparse's. `single`: of several, the last one counts. `on`: it is true if it is not given. `required`: it has to be
+    given. `known`: the source shows what argparse makes of it.
     """
 
     flag: bool = False
@@ -81,14 +90,21 @@ class Option(NamedTuple):
     negated: bool = False
     read: type[int | float] | None = None
     choices: tuple[object, ...] = ()
+    nargs: int | str | None = None
+    single: bool = False
+    on: bool = False
+    required: bool = False
+    known: bool = True
 
 
 class Options(NamedTuple):
     """The options of the script's one argparse parser, or its globals that arguments replace. `long`: by the name behind
-    `--`. `needed`: the names of the arguments that have to be given."""
+    `--`. `needed`: the names of the arguments that have to be given. `arguments`: all of the parser, by their names with
+    dashes; empty if the source does not show how they divide a list of words."""
 
     long: Mapping[str, Option]
     needed: tuple[str, ...]
+    arguments: Mapping[tuple[str, ...], Option]
 
     def named(self, name: str, abbreviated: bool) -> Option | None:
         """Return the option that argparse takes `name` for; None for an unknown one, or one that may be several."""
@@ -105,25 +121,41 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
     options, args = options_of(script), job.train.args
     if options is None or (script.settings and reads_settings_file(option_values(job.train))):
         return
-    for given in filter(lambda given: given.option, _given(job.train)):
+    faults = list(_of_options(job.train, script, options))
+    yield from faults
+    if isinstance(args, Mapping):
+        yield from _of_mapping(job.train, script, options)
+        for name in options.needed:
+            if name not in args:
+                remedy = "add it; a list of words can say positional ones"
+                yield warning("train.args", f"{script.name} wants {name}", remedy)
+    elif options.arguments and not faults and "--" not in args:
+        yield from _of_words(args, script, options)
+
+
+def _of_options(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
+    """Yield the faults that each option has by itself."""
+    for given in filter(lambda given: given.option, _given(train)):
         option = options.named(given.option, abbreviated=not script.settings)
-        if option is None and given.option == "help":
-            problem, remedy = (
-                f"has {script.name} print its options, and train nothing",
-                "leave it out",
-            )
-        elif option is None:
-            remedy = did_you_mean(given.option.replace("_", "-"), options.long)
-            problem = f"{script.name} has no option --{given.option}"
+        if option is None:
+            problem, remedy = _unknown(given.option, options, script.name)
+        elif script.settings:
+            problem, remedy = _setting_fault(given, script)
         else:
             problem, remedy = _value_fault(given, option, script.name)
         if problem:
             fields = (given.field, given.field.partition("[")[0])
             yield Conflict(fields, problem, remedy, fatal=False)
-    for name in options.needed if isinstance(args, Mapping) else ():
-        if name not in args:
-            remedy = "add it; a list of words can say positional ones"
-            yield warning("train.args", f"{script.name} wants {name}", remedy)
+
+
+def _unknown(name: str, options: Options, script: str) -> tuple[str, str]:
+    """Return what an unknown option does, and the remedy."""
+    if name == "help":
+        return f"has {script} print its options, and train nothing", "leave it out"
+    remedy = did_you_mean(name.replace("_", "-"), options.long)
+    if name.startswith("no-") and name[3:] in options.long:
+        remedy = "leave it out"
+    return f"{script} has no option --{name}", remedy
 
 
 def _value_fault(given: _Given, option: Option, script: str) -> tuple[str, str]:
@@ -131,57 +163,199 @@ def _value_fault(given: _Given, option: Option, script: str) -> tuple[str, str]:
     name, value = given.option, given.value
     if option.flag and given.joined:
         problem = f"--{name} of {script} takes no value, and gets {show(value or '')}"
-        return problem, f"write --{name} alone; in a mapping, true with args_style: flags"
+        remedy = f"write --{name} alone; in a mapping, true with args_style: flags"
+        if str(value).lower() in _FALSE:
+            remedy = "leave it out"
+            if option.negated:
+                remedy = f"write --no-{name}; in a mapping, false with args_style: no-prefix"
+        return problem, remedy
     if value is None:
         wanted = f"{script} reads a value behind --{name}, and gets none"
         return (wanted, f"write --{name}=VALUE") if option.wants_value else ("", "")
-    if option.flag or "{" in value:
+    return ("", "") if option.flag else _reading_fault(value, option, f"--{name}", script)
+
+
+def _reading_fault(value: str, option: Option, name: str, script: str) -> tuple[str, str]:
+    """Return why the script cannot read the value, and the remedy; two "" if it can."""
+    if "{" in value:
         return "", ""
+    if option.read is bool and value.lower() in _FALSE:
+        problem = f"{show(value)} becomes True, because {script} reads {name} with type=bool"
+        return problem, 'write "", the one text that bool() makes False of'
     try:
         parsed = option.read(value) if option.read else value
     except ValueError:
         assert option.read
-        problem = f"{show(value)} is no {option.read.__name__}, and {script} reads --{name} as one"
+        problem = f"{show(value)} is no {option.read.__name__}, and {script} reads {name} as one"
         return problem, "correct it"
     if option.choices and parsed not in option.choices:
-        problem = f"{script} has no choice {show(value)} for --{name}"
+        problem = f"{script} has no choice {show(value)} for {name}"
         return problem, did_you_mean(value, [*map(str, option.choices)])
     return "", ""
+
+
+def _setting_fault(given: _Given, script: Script) -> tuple[str, str]:
+    """Return why nanoGPT's configurator refuses the word, and the remedy; two "" if it does not, or for other loops."""
+    name, value, default = given.option, given.value or "", script.settings.get(given.option)
+    if "exec" not in script.called or "configurator.py" not in ast.unparse(script.called["exec"]):
+        return "", ""
+    if not given.joined:
+        problem = f"nanoGPT's configurator reads --{name}=VALUE as one word, and gets --{name}"
+        return problem, f"write --{name}=VALUE; in a mapping, args_style: equals"
+    try:
+        parsed = ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        parsed = value
+    if "{" in value or not isinstance(default, ast.Constant) or type(parsed) is type(default.value):
+        return "", ""
+    kind = type(default.value).__name__
+    problem = (
+        f"{show(value)} is no {kind}, and nanoGPT's configurator takes no other type for {name}"
+    )
+    return problem, f"write one, like {default.value!r}"
+
+
+def _of_mapping(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
+    """Yield the entries of a mapping whose words the script reads otherwise than they are meant."""
+    assert isinstance(train.args, Mapping)
+    for name, value in train.args.items():
+        option = options.named(name, abbreviated=True) or Option()
+        count = len(value) if isinstance(value, list) else 1
+        wanted = option.nargs if isinstance(option.nargs, int) else 1
+        problem = ""
+        if option.single and max(count, wanted) > 1:
+            problem = f"{script.name} reads one --{name}, and gets {count}"
+            remedy = "write one value; a sweep trains with each of several"
+            if option.nargs not in (None, "?", 1):
+                problem = f"{script.name} reads the values behind one --{name}, and a mapping writes --{name}= before each"
+                remedy = f"write args as a list of words, --{name} and then its values"
+        elif value is False and train.args_style == "flags" and option.negated and option.on:
+            problem = f"is left out by args_style: flags, and then {script.name} has --{name} on"
+            remedy = "write args_style: no-prefix"
+        if problem:
+            yield warning(f"train.args.{name}", problem, remedy)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterator[Conflict]:
+    """Yield the faults of a list of words whose long options have none."""
+    try:
+        seen, others = _divided(words, options)
+    except ValueError as error:
+        yield warning(
+            "train.args", f"{script.name} would refuse the words: {error}", "correct them"
+        )
+        return
+    if _HELP in seen:
+        problem, remedy = _unknown("help", options, script.name)
+        yield warning(_place("-h", words), problem, remedy)
+        return
+    faults = list(_mistyped(words, others, script.name, options))
+    yield from faults or _of_positionals(words, others, script.name, options)
+    for names, option in options.arguments.items():
+        if option.required and names not in seen and not faults:
+            yield warning("train.args", f"{script.name} wants {names[-1]}", "add it")
+
+
+def _divided(words: Sequence[str], options: Options) -> tuple[set[tuple[str, ...]], list[str]]:
+    """Return the names of the options in `words`, and the other words. Raises ValueError."""
+    parser = _Parser(add_help=False, conflict_handler="resolve")
+    for names, option in options.arguments.items():
+        how: dict[str, Any] = {"action": "store_true"} if option.flag else {"nargs": option.nargs}
+        if option.negated:
+            how = {"action": argparse.BooleanOptionalAction}
+        if names[0].startswith("-"):
+            parser.add_argument(*names, dest=" ".join(names), default=argparse.SUPPRESS, **how)
+    seen, others = parser.parse_known_args(words)
+    return {tuple(names.split(" ")) for names in vars(seen)}, others
+
+
+def _mistyped(
+    words: Sequence[str], others: Sequence[str], script: str, options: Options
+) -> Iterator[Conflict]:
+    """Yield the words that are meant as options, and that the script does not have."""
+    known = [name for names in options.arguments for name in names if name.startswith("-")]
+    for word in others:
+        name = word.partition("=")[0]
+        if re.match(r"-[^\d.\s]\S*$", word):
+            remedy = did_you_mean(name, known)
+            yield warning(_place(word, words), f"{script} has no option {name}", remedy)
+        elif word[:1] in _LONG_DASHES.split() and options.named(name[1:], abbreviated=False):
+            problem = f"{word!a} begins with a long dash, which makes no option"
+            yield warning(_place(word, words), problem, f"write --{word[1:]}")
+
+
+def _place(word: str, words: Sequence[str]) -> str:
+    return f"train.args[{words.index(word)}]" if word in words else "train.args"
+
+
+def _of_positionals(
+    words: Sequence[str], others: Sequence[str], script: str, options: Options
+) -> Iterator[Conflict]:
+    """Yield the faults of the words that are no options, and of those that are missing."""
+    declared = {n[0]: each for n, each in options.arguments.items() if not n[0].startswith("-")}
+    one_each = all(option.nargs is None for option in declared.values())
+    if all(option.nargs in (None, "?") for option in declared.values()):
+        for word in others[len(declared) :][:1]:
+            remedy = "leave it out, or write its option before it"
+            problem = f"{script} has no argument for {show(word)}"
+            yield warning(_place(word, words), problem, remedy)
+            return
+    for (name, option), word in zip(declared.items(), others, strict=False):
+        problem, remedy = _reading_fault(word, option, name, script) if one_each else ("", "")
+        if problem:
+            yield warning(_place(word, words), problem, remedy)
+    for name in [n for n, option in declared.items() if option.nargs is None][len(others) :]:
+        yield warning("train.args", f"{script} wants {name}", "add it")
 
 
 def options_of(script: Script) -> Options | None:
     """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
     if script.settings:
-        return Options(dict.fromkeys(script.settings, Option()), ())
+        return Options(dict.fromkeys(script.settings, Option()), (), {})
     parsers = [call for call in script.calls if name_of(call.func) == "ArgumentParser"]
     if len(parsers) != 1 or "parse_args" not in script.called:
         return None
     if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
         return None
-    if any(keyword.arg == "parents" for keyword in parsers[0].keywords):
+    of_parser = {keyword.arg for keyword in parsers[0].keywords}
+    if of_parser & {"parents", "prefix_chars", "fromfile_prefix_chars", None}:
         return None
+    arguments = {_HELP: Option(flag=True)} if "add_help" not in of_parser else {}
+    for call in sorted(script.calls, key=lambda call: call.lineno):
+        if name_of(call.func) == "add_argument":
+            names = tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant))
+            option = _option({keyword.arg: keyword.value for keyword in call.keywords})
+            if not names or len(names) != len(call.args) or option.nargs in ("REMAINDER", "..."):
+                return None  # a computed name, or an argument that takes the options behind it
+            arguments[names] = option
+    return _options(arguments, script)
+
+
+def _options(arguments: Mapping[tuple[str, ...], Option], script: Script) -> Options:
+    """Return the options of a parser with these arguments, by their names with dashes."""
     long: dict[str, Option] = {}
-    needed: list[str] = []
-    for call in script.calls:
-        if name_of(call.func) != "add_argument":
-            continue
-        words = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-        nargs = text_of(keywords["nargs"]) if "nargs" in keywords else ""
-        if not words or len(words) != len(call.args) or nargs in ("REMAINDER", "..."):
-            return None  # a computed name, or an argument that takes the options behind it
-        own = [str(word)[2:] for word in words if str(word).startswith("--")]
-        long |= dict.fromkeys(own, _option(keywords))
-        positional = not str(words[0]).startswith("-") and not nargs
-        if positional or text_of(keywords.get("required", ast.Constant(""))) == "True":
-            needed.append(own[0] if own else str(words[0]))
-    return Options(long, tuple(needed))
+    needed = []
+    for names, option in arguments.items():
+        own = [name[2:] for name in names if name.startswith("--")]
+        long |= dict.fromkeys(own if names != _HELP else (), option)
+        if option.required or (not names[0].startswith("-") and option.nargs is None):
+            needed.append(own[0] if own else names[0])
+    # A script that handles the words itself may take some away from argparse.
+    handled = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(script.tree))
+    shown = not handled and all(option.known for option in arguments.values())
+    return Options(long, tuple(needed), arguments if shown else {})
 
 
 def _option(keywords: Mapping[str | None, ast.expr]) -> Option:
     """Return the option that add_argument() makes of these keywords."""
-    action, read = (
-        text_of(keywords[name]) if name in keywords else "" for name in ("action", "type")
+    action, read, required, on = (
+        text_of(keywords[name]) if name in keywords else ""
+        for name in ("action", "type", "required", "default")
     )
     choices: tuple[object, ...] = ()
     if read in ("", "str", "int", "float"):
@@ -189,7 +363,22 @@ def _option(keywords: Mapping[str | None, ast.expr]) -> Option:
             case ast.List(elts) | ast.Tuple(elts) | ast.Set(elts):
                 choices = tuple(each.value for each in elts if isinstance(each, ast.Constant))
                 choices = choices if len(choices) == len(elts) else ()
-    numbers: Mapping[str, type[int | float]] = {"int": int, "float": float}
-    wants_value = "nargs" not in keywords and action in ("", "store", "append")
-    negated = action == "BooleanOptionalAction"
-    return Option(action in _FLAGS, wants_value, negated, numbers.get(read), choices)
+    nargs: Any = None
+    if "nargs" in keywords:
+        value = keywords["nargs"]
+        nargs = value.value if isinstance(value, ast.Constant) else name_of(value)
+    numbers: Mapping[str, type[int | float]] = {"int": int, "float": float, "bool": bool}
+    return Option(
+        flag=action in _FLAGS,
+        wants_value="nargs" not in keywords and action in ("", "store", "append"),
+        negated=action == "BooleanOptionalAction",
+        read=numbers.get(read),
+        choices=choices,
+        nargs=nargs,
+        single=action in ("", "store"),
+        on=on == "True",
+        required=required == "True",
+        known=action in _ACTIONS
+        and None not in keywords
+        and (nargs in _NARGS or isinstance(nargs, int)),
+    )

@@ -155,7 +155,7 @@ def outline(file: Path) -> Outline:
     saves = next(
         filter(None, (_saved_name(call, script) for call in script.calls)), Outline().saves
     )
-    options = options_of(script) or Options({}, ())
+    options = options_of(script) or Options({}, (), {})
     option = next((name for name in options.long if _RESUME_OPTION.search(name)), "OPTION")
     word = _word_to_resume(script, option)
     value = f"={word or ('{newest}' if '*' in saves else saves)}"

@@ -129,6 +129,20 @@ SCRIPTS = [
     (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
     ("no arguments", scripts.with_args("{}"), scripts.PARSER),
     *((args, scripts.with_args(args), scripts.CHOICES) for args, *_ in scripts.UNREADABLE),
+    *(
+        (args, scripts.with_args(args), scripts.WITH_POSITIONALS)
+        for args, *_ in scripts.UNREADABLE_WORDS
+    ),
+    *(
+        (args, scripts.with_args(args), scripts.NANOGPT)
+        for args, words in scripts.OF_CONFIGURATOR
+        if words
+    ),
+    *(
+        (f"{value} for {kind}", scripts.with_width(value), scripts.with_annotation(kind))
+        for value, kind, remedy in scripts.ANNOTATED
+        if remedy
+    ),
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),

@@ -319,7 +319,25 @@ parser.add_argument("--bits", choices=(8, 16), type=int)
 parser.add_argument("--amp", action="store_true")
 parser.add_argument("--log", action=argparse.BooleanOptionalAction)
 parser.add_argument("--verbosity", nargs="?")
+parser.add_argument("--layers", nargs="+", type=int)
+parser.add_argument("--betas", nargs=2, type=float)
+parser.add_argument("--shuffle", type=bool)
+parser.add_argument("--fused", action=argparse.BooleanOptionalAction, default=True)
+parser.add_argument("--tag", action="append")
 parser.add_argument("files", nargs="*")
+args = parser.parse_args()
+m.save(m.load())
+"""
+WITH_POSITIONALS = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("data", choices=["squares", "circles"])
+parser.add_argument("size", type=int)
+parser.add_argument("--lr", type=float)
+parser.add_argument("-b", "--batch", type=int)
+parser.add_argument("--out", required=True)
+parser.add_argument("--layers", nargs="+")
+parser.add_argument("--log", action=argparse.BooleanOptionalAction)
 args = parser.parse_args()
 m.save(m.load())
 """
@@ -341,12 +359,44 @@ UNREADABLE = [
     ("[--lr, --amp]", "train.args[0]", "reads a value"),
     ("[--l=1]", "train.args[0]", "no option --l"),
     ("[]\n  resume: {exists: x, args: [--lr, abc]}", "train.resume.args[0]", "no float"),
+    ("{amp: false}\n  args_style: equals", "train.args.amp", "leave it out"),
+    ("{fused: false}\n  args_style: equals", "train.args.fused", "no-prefix"),
+    ("{fused: false}\n  args_style: flags", "train.args.fused", "has --fused on"),
+    ("{shuffle: false}\n  args_style: equals", "train.args.shuffle", "becomes True"),
+    ("[--shuffle, 'no']", "train.args[0]", "becomes True"),
+    ("{layers: [64, 32]}", "train.args.layers", "list of words"),
+    ("{betas: [0.9, 0.99]}", "train.args.betas", "list of words"),
+    ("{betas: 0.9}", "train.args.betas", "list of words"),
+    ("{lr: [0.1, 0.2]}", "train.args.lr", "gets 2"),
+    ("[a, -h]", "train.args[1]", "train nothing"),
+    ("[--betas, '1', --amp]", "train.args", "expected 2 arguments"),
+]
+UNREADABLE_WORDS = [
+    ("[squares, '1']", "train.args", "wants --out"),
+    ("[squares, --out, x]", "train.args", "wants size"),
+    ("[squares, '1', --out, x, more]", "train.args[4]", 'no argument for "more"'),
+    ("[python, t.py, squares, '1', --out=x]", "train.args[2]", 'no argument for "squares"'),
+    ("[sqares, '1', --out=x]", "train.args[0]", "did you mean squares?"),
+    ("[squares, many, --out=x]", "train.args[1]", '"many" is no int'),
+    ("[squares, '1', -z, '3', --out=x]", "train.args[2]", "no option -z"),
+    ("[squares, '1', -lr, '0.1', --out=x]", "train.args[2]", "did you mean --lr?"),
+    ("[squares, '1', —lr, '0.1', --out=x]", "train.args[2]", "write --lr"),
+    ("[squares, '1', -b, --out=x]", "train.args", "expected one argument"),
+]
+READABLE_WORDS = [
+    "[squares, '-1', --out, x, -b3, --layers, a, b]",
+    "[-b, '3', --log, squares, --no-log, --ou=x, '2', --layers, c]",
+    "['{job}', '{port}', --out=x, -b, '{port}']",
+    "[--out=x, --, squares, '1']",
 ]
 READABLE = [
     "[--verbosity]",
     "{lr: 1e-3, model: small, bits: 8, amp: true, log: false}\n  args_style: no-prefix",
     "{lr: '{job}', model: '{job}', files: x}",
-    "[--lr, '1', --mod=small, --bits, '8', --log, --no-log, --amp, a, --size=LARGE]",
+    "[--lr, '1', --mod=small, --bits, '8', --log, --no-log, --amp, --files=a, --size=LARGE]",
+    "{fused: false, tag: [a, b], layers: 64, shuffle: ''}\n  args_style: no-prefix",
+    "{amp: false, log: false, shuffle: false, layers: [64]}\n  args_style: flags",
+    "[--layers, '64', '32', --betas, '0.9', '0.99', --shuffle, 'True', --lr=1, --lr=2]",
     "[--lr, '-1', --amp, '1', '{job}', --, --lrr, --model=x]",
 ]
 
@@ -358,6 +408,35 @@ def test_an_argument_that_the_script_cannot_read(
     (fault,) = told(tmp_path, CHOICES, args)
     assert fault.where == field
     assert words in fault.text
+
+
+@pytest.mark.parametrize(("args", "field", "words"), UNREADABLE_WORDS)
+def test_a_list_of_words_that_the_script_cannot_divide(
+    args: str, field: str, words: str, tmp_path: Path
+) -> None:
+    (fault,) = told(tmp_path, WITH_POSITIONALS, args)
+    assert fault.where == field
+    assert words in fault.text
+
+
+@pytest.mark.parametrize("args", READABLE_WORDS)
+def test_a_list_of_words_that_the_script_can_divide(args: str, tmp_path: Path) -> None:
+    assert told(tmp_path, WITH_POSITIONALS, args) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mode = sys.argv.pop(1)",
+        "parser.add_argument('--more', action=Own)",
+        "parser.add_argument('--more', nargs=COUNT)",
+        "parser.add_argument('--more', **keywords)",
+        "parser.add_argument('others', nargs='*')",
+    ],
+)
+def test_words_are_not_divided_if_the_source_does_not_show_how(line: str, tmp_path: Path) -> None:
+    text = WITH_POSITIONALS.replace("args = ", f"{line}\nargs = ")
+    assert told(tmp_path, text, "[train, '1', x, --out=x]") == []
 
 
 @pytest.mark.parametrize("args", READABLE)
@@ -426,6 +505,22 @@ def test_globals_that_the_arguments_replace_are_options(tmp_path: Path) -> None:
     assert other.text.endswith(" out_dir, init_from, batch_size, backend, device, dtype")
     example = ROOT / "examples" / "code" / "nanogpt" / "train.py"
     assert outline(example).resume == "--init_from=resume"
+
+
+# As karpathy/nanoGPT's configurator.py takes the words. The arguments, and words of the fault.
+OF_CONFIGURATOR = [
+    ("[--batch_size, '4']", "--batch_size=VALUE as one word"),
+    ("{batch_size: 4e2}", '"4e2" is no int'),
+    ("{batch_size: '{job}', out_dir: x}", ""),
+    ("[--batch_size=4, --init_from=resume]", ""),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), OF_CONFIGURATOR)
+def test_a_word_that_the_configurator_asserts_on(args: str, words: str, tmp_path: Path) -> None:
+    text = NANOGPT.replace("nccl", "gloo").replace("cuda", "cpu")
+    found = told(tmp_path, text, args)
+    assert [words in each.text for each in found] == ([True] if words else [])
 
 
 WORDS = "['--lr 0.1', '-x  1', 'a b', '--text=a b']\n  args_style: flags"
