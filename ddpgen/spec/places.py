@@ -14,8 +14,8 @@ from ddpgen.spec.yamltree import Scalar
 
 # URL schemes of the stores that fsspec reaches, each with a package of its own.
 SCHEMES = (
-    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "ocilake", "oss", "tos", "hf", "hdfs", "webhdfs",
-    "lakefs", "dbfs", "webdav", "root", "dropbox", "gdrive", "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
+    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "ocilake", "oss", "tos", "tosfs", "hf", "hdfs", "webhdfs",
+    "lakefs", "dbfs", "webdav", "root", "dropbox", "gdrive", "box", "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
 )  # fmt: skip
 _S3_RULES = ("s3", "s3a", "r2", "nebius", "coreweave", "vastdata")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")

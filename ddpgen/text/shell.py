@@ -68,13 +68,13 @@ def pieces(word: Word) -> tuple[str | Var, ...]:
 def directive(option: str) -> str:
     """Return an option of sbatch as a #SBATCH line needs it. Such a line is not bash.
 
-    Only a space and `"` need quotes: the spec refuses all other characters that sbatch would misread
+    Only a space and quotes need quotes: the spec refuses all other characters that sbatch would misread
     (tiers/slurm/notation.py).
     """
     name, _, value = option.partition("=")
     if '"' in value:
         return f"{name}='{value}'"
-    return f'{name}="{value}"' if " " in value else option
+    return f'{name}="{value}"' if {" ", "'"} & {*value} else option
 
 
 def as_argument(path: str) -> str:

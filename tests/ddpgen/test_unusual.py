@@ -438,6 +438,7 @@ mail_to: me@lab.org
 mail_to: me
 mail_to: [me@lab.org, you@lab.org]
 mail_to: me@lab.org,you@lab.org
+mail_to: o'brien@lab.org
 mail_to: first.last+tag@sub.lab.org
 mail_to: me@lab.org ;; mail_on: ALL
 mail_to: me@lab.org ;; mail_on: [BEGIN, TIME_LIMIT_80, ARRAY_TASKS]
@@ -489,11 +490,11 @@ environment: {container: /images/torch.sif}
 environment: {container: ~/torch.sif}
 environment: {container: {image: "docker://nvcr.io/nvidia/pytorch:24.05-py3"}}
 environment: {container: {image: "nvcr.io#nvidia/pytorch:24.05-py3", runtime: pyxis}}
-environment: {container: {image: "library://me/torch:2", options: [--nv, --cleanenv, "--env=A=b c"]}}
+environment: {container: {image: "library://me/torch:2", options: [--nv, "--env=A=b c"]}}
 environment: {container: {image: /t.sif, mounts: ["/data:/data:ro", /scratch, "~/x:/x"]}}
 environment: {container: {image: "oras://ghcr.io/me/t@sha256:0123"}}
 environment: {container: /images/my torch.sif}
-environment: {container: "images/torch:24.sif"}
+environment: {container: "/images/torch:24.sif"}
 environment: {container: "/images/torch:24"}
 environment: {container: "docker-archive:torch.tar"}
 environment: {container: "docker-daemon:torch:24"}
@@ -599,6 +600,7 @@ disk_size: 100
 disk_size: 1_000
 disk_size: 256GB
 disk_size: 2TB
+disk_size: 500Gi
 disk_tier: best
 network_tier: best
 network_tier: standard
@@ -661,6 +663,7 @@ accelerators: [A100, H100:1]
 accelerators: [A100, H100] ;; ordered: true
 accelerators: T4 ;; infra: [aws, gcp]
 instance_type: g5.xlarge ;; infra: aws
+instance_type: 4CPU--16GB--H100:1 ;; infra: k8s
 accelerators: A100 ;; spot: off ;; on_demand_fallback: off
 """,
     "bucket": r"""
@@ -686,6 +689,8 @@ bucket: {url: s3://my-bucket, path: /checkpoints/}
 checkpoint: {dir: s3://my-bucket/x}
 checkpoint: {dir: gs://my-bucket/x}
 bucket: null ;; checkpoint: {dir: az://container/x}
+checkpoint: {dir: box://folder/x}
+checkpoint: {dir: tosfs://my-bucket/x}
 """,
     "requirements": r"""
 torch==2.13.0

@@ -101,18 +101,18 @@ class MountPath(Text):
 
 
 class DiskSize(WholeNumber):
-    """A number of GB. The unit may be there: 256GB, 2TB."""
+    """A number of GB. The unit may be there: 256GB, 500Gi, 2TB."""
 
     def __init__(self, low: int, high: int):
         super().__init__(low, high)
         self.allowed += " (GB)"
-        self.form = {"anyOf": [self.form, {"type": "string", "pattern": "^[0-9]+[GTgt][Bb]$"}]}
+        self.form = {"anyOf": [self.form, {"type": "string", "pattern": "^[0-9]+[GTgt][BbIi]$"}]}
 
     def parse(self, raw: Scalar) -> int:
-        size = re.fullmatch("([0-9]{1,9})(GB|TB)", raw.text.upper())
+        size = re.fullmatch("([0-9]{1,9})([GT])[BI]", raw.text.upper())
         if size is None:
             return super().parse(raw)
-        number = int(size[1]) * (1024 if size[2] == "TB" else 1)
+        number = int(size[1]) * (1024 if size[2] == "T" else 1)
         return super().parse(raw._replace(text=str(number), tag="int", quoted=False))
 
 
@@ -145,7 +145,7 @@ class SkyJob(JobSpec):
     ordered: bool = setting(Flag(), False)
     infra: tuple[str, ...] = setting(Texts(Infra()), ())
     instance_type: str | None = setting(
-        Text(r"[A-Za-z0-9][A-Za-z0-9._$-]*", "a cloud's name for a machine, like p4d.24xlarge"),
+        Text(r"[A-Za-z0-9][A-Za-z0-9._$:-]*", "a cloud's name for a machine, like p4d.24xlarge"),
         None,
     )
     cpus: str | None = setting(_CPUS, None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddpgen.tiers.slurm.site_limits import Limits
 
 SIZE = Text(r"[0-9]+([KMGTkmgt][Bb]?)?", 'a size like "16G"')
-_MAIL = r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?"
+_MAIL = r"[A-Za-z0-9_.+'-]+(@[A-Za-z0-9.-]+)?"
 _MAIL_EVENTS = (
     "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|ARRAY_TASKS|"
     "TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50"
