@@ -14,7 +14,7 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 
 _DAY_S = 86400.0
-_LEAST_MIB = 256  # of memory, below which Python with torch does not start
+_LEAST_MIB = 256  # of memory for each process, below which Python with torch does not start
 # Directories that each node has for itself, and that it empties: at a boot, or file by file after some days.
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _HIDE_GPUS = "hides GPUs from every process, and the job counts on those of gpus_per_node"
@@ -66,10 +66,10 @@ def temporary(job: JobSpec, advice: str) -> Iterator[Conflict]:
         yield _warning("checkpoint.dir", problem, advice)
 
 
-def memory(field: str, size: str, mib: float, example: str) -> Iterator[Conflict]:
-    """Yield a warning if no training starts in this memory. 0 is all that a node has."""
-    if 0 < mib < _LEAST_MIB:
-        problem = f"{size} is {mib:g} MiB on each node, in which no training starts"
+def memory(field: str, size: str, mib: float, procs: int, example: str) -> Iterator[Conflict]:
+    """Yield a warning if no training starts in this memory of a node. 0 is all that a node has."""
+    if 0 < mib < _LEAST_MIB * procs:
+        problem = f"{size} is {mib / procs:g} MiB for each process, in which no training starts"
         yield _warning(field, problem, f"write a size with its unit, like {example}")
 
 

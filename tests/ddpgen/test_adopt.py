@@ -573,8 +573,8 @@ def test_a_variable_that_goes_on_from_its_own_value_is_set_on_the_hosts(
             ("nvcr.io#nvidia/pytorch:24.05-py3", "pyxis", ("/a:/b", "/c"), ("--container-writable",)),
         ),
         (
-            "srun singularity exec --nv -B /a:/b --bind /c --cleanenv img.sif python -m torch.distributed.run train.py",
-            ("img.sif", "apptainer", ("/a:/b", "/c"), ("--cleanenv",)),
+            "srun singularity exec --nv -B /a:/b --bind /c --contain ~/img.sif python -m torch.distributed.run train.py",
+            ("~/img.sif", "apptainer", ("/a:/b", "/c"), ("--contain",)),
         ),
         ("srun apptainer run ~/img.sif bash -c 'torchrun train.py'", ("~/img.sif", "apptainer", (), ())),
     ],
@@ -601,7 +601,7 @@ def test_a_refused_item_of_a_list_leaves_the_others(run: Run, tmp_path: Path) ->
 
 
 def test_modules_are_loaded_outside_of_the_container(run: Run, tmp_path: Path) -> None:
-    body = "module load a b\nsource out\nsrun apptainer exec i.sif bash -c 'source in && torchrun train.py'"
+    body = "module load a b\nsource out\nsrun apptainer exec /i.sif bash -c 'source in && torchrun train.py'"
     out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}\n")
     job = read(out.encode(), "a")["slurm"].job
     assert (job.environment.modules, job.python.activate) == (("a", "b"), ("source in",))  # type: ignore[attr-defined]

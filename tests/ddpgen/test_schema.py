@@ -235,7 +235,7 @@ def test_the_schema_refuses_what_the_reader_refuses(line: str) -> None:
     [
         "preflight: false", "preflight: off", "preflight: {enabled: off}", "env: {A: 1}", "code: [7]",
         "checkpoint: {keep: 1_000, shared: yes}", "targets: {local: }", "targets: ",
-        "targets: {slurm: {account: 1234, mem: 4000, nodelist: 17, environment: {container: 1}}}",
+        "targets: {slurm: {account: 1234, mem: 4000, nodelist: 17, environment: {container: {image: 1, runtime: pyxis}}}}",
         "targets: {sky: {cpus: 8, memory: 64, bucket: s3://bucket}}", "targets: {hosts: {hosts: [1, {name: 2}]}}",
         "  eval_every: 9 steps\n  best: loss\n  early_stop: {patience: 3}\ntargets: {local: {train: {early_stop: {min_delta: 1}}}}",
         "  eval_every: 9 steps\n  best: loss\n  early_stop: {min_delta: 1}\ntargets: {local: {train: {early_stop: {patience: 3}}}}",

@@ -37,6 +37,7 @@ def job(sky: str = BUCKET, top: str = "") -> JobSpec:
 
 
 def on_sky(sky: str, top: str = "") -> str:
+    top = top or "python: /opt/python"  # nothing else need bring torch
     return f"{GPT}{top}\ntargets:\n  sky: {{{sky}}}\n"
 
 
@@ -368,6 +369,15 @@ REFUSED = [
     ),
     (f"{BUCKET}, requirements: pip install torch", "", "10:41 targets.sky.requirements", "command"),
     (f"{BUCKET}, requirements: 'a==1,==2'", "", "10:41 targets.sky.requirements", "1 and 2"),
+    *(
+        (
+            f"{BUCKET}, accelerators: '{kind}', gpus_per_node: 2",
+            "",
+            "10:41 targets.sky.accelerators",
+            "A100",
+        )
+        for kind in ("tpu-v4-8:2", "Trainium2:2", "Inferentia:2")
+    ),
     (f"{BUCKET}, requirements: a b", "", "10:41 targets.sky.requirements", "one line"),
     (f"{BUCKET}, requirements: -r no.txt", "", "10:41 targets.sky.requirements", "no.txt"),
     (f"{BUCKET}, requirements: -r ../no.txt", "", "10:41 targets.sky.requirements", "out of"),
@@ -577,6 +587,27 @@ WARNED = [
         "10:44 targets.sky.preempted_every",
         "saves by itself",
     ),
+    (f"{BUCKET}, python: python3", "1:1 requirements", "torch==VERSION"),
+    (f"{BUCKET}, infra: [aws, gcp], python: python3", "1:1 requirements", "torch==VERSION"),
+    (f"{BUCKET}, python: ~/venv/bin/python", "10:35 targets.sky.python", "setup: LINE"),
+    *(
+        (
+            f"{BUCKET}, python: {{activate: [a, '{line}']}}",
+            "10:50 targets.sky.python.activate[1]",
+            "setup: LINE",
+        )
+        for line in ("source ~/venv/bin/activate", "module load cuda/12", ". $HOME/v/activate")
+    ),
+    (
+        f"{BUCKET}, requirements: [torch==2.13.0], setup: [ls, sudo pip install x]",
+        "10:70 targets.sky.setup[1]",
+        "requirements",
+    ),
+    (
+        f"{BUCKET}, requirements: [torch==1.13.1]",
+        "10:42 targets.sky.requirements[0]",
+        "older than 2.4",
+    ),
     (f"{BUCKET}, memory: 64MB", "10:35 targets.sky.memory", "MiB"),
     (f"{BUCKET}, memory: 0.1+", "10:35 targets.sky.memory", "MiB"),
     (f"{BUCKET}, ordered: true", "10:36 targets.sky.ordered", "no effect"),
@@ -606,6 +637,26 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
 def test_another_line_may_make_a_requirement_right(requirements: str, word: str) -> None:
     told = findings(on_sky(f"{BUCKET}, requirements: [{requirements}]"))
     assert not any(word in finding.problem for finding in told)
+
+
+@pytest.mark.parametrize(
+    "sky",
+    [
+        "requirements: [torch==2.4.1, -r /x.txt], setup: [pip install uv, uv --version]",
+        "requirements: [torch==2.13.0], setup: pip install -t /x y",
+        "setup: pip install torch",
+        "image: docker:a/b@sha256:" + "0" * 64,
+        "infra: k8s",
+        "infra: lambda, spot: false",
+        "extra: {file_mounts: {~/venv: s3://vvv}}, python: ~/venv/bin/python",
+        "setup: python3 -m venv ~/venv, python: ~/venv/bin/python",
+        "python: ~/miniconda3/bin/python",
+        "python: {activate: [source ~/.bashrc, module load x || true]}",
+        "rendezvous: {launcher: env}",
+    ],
+)
+def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:
+    assert not findings(on_sky(f"{BUCKET}, {sky}", "python: python3"))
 
 
 def test_a_package_at_an_address_is_no_other_one_next_month() -> None:

@@ -116,6 +116,7 @@ def test_a_range_of_nodes_goes_without_the_option_that_would_narrow_it(
         ("mail_to: a@b.c", "--mail-type=END,FAIL"),
         ("mail_to: a@b.c, mail_on: REQUEUE", "--mail-type=REQUEUE"),
         ("mail_to: 'a@b.c,d'", "--mail-user=a@b.c,d"),
+        ("mail_to: o'brien@b.c", "--mail-user=o'brien@b.c"),
         ("mail_to: [a@b.c, d]", "--mail-user=a@b.c,d"),
         ("extra: --mem-per-gpu=4G", "--mem-per-gpu=4G"),
         ("extra: --gres=nvme:1", "--gres=nvme:1"),
@@ -141,6 +142,7 @@ def test_fields_become_directives(slurm: str, asked: str) -> None:
         assert directives(whole_nodes) == directives(slurm)
 
 
+STOP = "train: {script: /t.py, workload: null, steps: null, global_batch_size: null, micro_batch_size: null, stop: {grace: "
 REFUSED = [
     ("partitoin: gpu", "9:11 targets.slurm.partitoin", "partition?"),
     ("profile: site", "9:11 targets.slurm.profile", "at the top"),
@@ -204,6 +206,11 @@ REFUSED = [
             ("nvcr.io/nvidia/pytorch:24.05-py3", "write docker://nvcr.io/nvidia/pytorch:24.05-py3"),
             ("'nvcr.io#nvidia/pytorch:24'", "write docker://nvcr.io/nvidia/pytorch:24"),
             ("a.sif, runtime: pyxis", "runtime: apptainer"),
+            ("torch.sif", "write ~/path or /path"),
+            ("images/torch:24.sif", "write ~/path or /path"),
+            ("../torch", "write ~/path or /path"),
+            ("ghcr.io/you/torch", "write docker://ghcr.io/you/torch"),
+            ("pytorch", "write docker://pytorch"),
         )
     ),
     *(
@@ -212,7 +219,34 @@ REFUSED = [
             "9:56 targets.slurm.environment.container.options",
             word,
         )
-        for option, word in (("--container-mount-home", "no option"), ("nv", "the image"))
+        for option, word in (
+            ("--container-mount-home", "no option"),
+            ("nv", "the image"),
+            ("--cleanenv", "takes away"),
+            ("-e", "takes away"),
+            ("--containall", "takes away"),
+            ("-C", "takes away"),
+        )
+    ),
+    *(
+        (
+            f"environment: {{container: {{image: x, runtime: pyxis, options: {option}}}}}",
+            "9:72 targets.slurm.environment.container.options",
+            word,
+        )
+        for option, word in (
+            ("--export=NONE", "takes away"),
+            ("-n4", "decided by ddpgen"),
+            ("--ntasks=4", "decided by ddpgen"),
+        )
+    ),
+    *(
+        (
+            f"environment: {{container: {{image: /x, mounts: '{mount}'}}}}",
+            "9:56 targets.slurm.environment.container.mounts",
+            "in the bundle",
+        )
+        for mount in ("./data:/data", "data", "codes/x:/data")
     ),
     (
         "environment: {container: {image: x, mounts: '-v /a:/b'}}",
@@ -234,6 +268,10 @@ REFUSED = [
         "9:18 targets.slurm.extra",
         "holds the value of HF_TOKEN",
     ),
+    ("extra: --gpus=8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
+    ("extra: --gpus=a100:8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
+    ("extra: [--gpus-per-socket=2]", "9:19 targets.slurm.extra[0]", "gpus_per_node: N"),
+    ("extra: '--tres-per-task=gres/nvme=1,gres/gpu:4'", "9:18 targets.slurm.extra", "uses none"),
     ("extra: --gres=gpu:8", "9:18 targets.slurm.extra", "gpus_per_node: 8"),
     (
         "gpus_per_node: 2, extra: --gres=gpu:1",
@@ -334,6 +372,33 @@ WARNED = [
     ("setup: [. ~/v/bin/activate, '# then']", "9:19 targets.slurm.setup[0]", "python.activate"),
     ("setup: ['#SBATCH --qos=high', nvidia-smi]", "9:19 targets.slurm.setup[0]", "extra"),
     ("extra: --mpi=pmix", "9:18 targets.slurm.extra", "no plugin"),
+    ("extra: --cpu-bind=cores", "9:18 targets.slurm.extra", "one task"),
+    *(
+        (
+            f"gpus_per_node: 2, extra: '--gpu-bind={binding}'",
+            "9:36 targets.slurm.extra",
+            "--gpu-bind=none",
+        )
+        for binding in ("single:2", "verbose,per_task:1", "map_gpu:0,1", "mask_gpu:0x2,0x1")
+    ),
+    ("mem: 500", "9:16 targets.slurm.mem", "250 MiB for each process"),
+    ("extra: --mem-per-cpu=4", "9:18 targets.slurm.extra", "--mem-per-cpu=16G"),
+    (
+        "gpus_per_node: 2, extra: --mem-per-gpu=40",
+        "9:36 targets.slurm.extra",
+        "40 MiB for each process",
+    ),
+    *(
+        (f"{times}, {STOP}10min}}}}", f"9:{128 + len(times)} targets.slurm.train.stop.grace", word)
+        for times, word in (
+            ("partition: a", "300 s; write warning: 660s"),
+            ("time: 12min", "240 s"),
+            ("warning: 8min", "480 s"),
+        )
+    ),
+    ("time: 12h, warning: 11h30min", "9:31 targets.slurm.warning", "1800 s to train"),
+    ("time: 45s", "9:17 targets.slurm.time", "longer time"),
+    ("time: 2min, step_time: 1s", "9:17 targets.slurm.time", "longer time"),
     ("extra: --contigous", "9:18 targets.slurm.extra", "did you mean --contiguous?"),
     ("extra: --parition=x", "9:18 targets.slurm.extra", "write partition:"),
     ("gpus_per_node: 2, gpu_type: 4", "9:39 targets.slurm.gpu_type", "gpus_per_node: 4"),
@@ -352,6 +417,26 @@ WARNED = [
     ("environment: {modules: m}, python: {activate: conda activate x}", "", ""),
     ("extra: [--exclusive=user, --tres-per-task=gres/nvme=1]", "", ""),
     ("mem: 1G, time: 5min", "", ""),
+    ("mem: 512", "", ""),
+    ("extra: [--mem-per-cpu=0, --gpus=0, --gpu-bind=single:1]", "", ""),
+    ("gpus_per_node: 2, gpu_request: none, extra: [--gpus=2, --mem-per-gpu=4G]", "", ""),
+    ("gpus_per_node: 2, extra: --gpu-bind=closest", "", ""),
+    ("gpus_per_node: 2, extra: --gpu-bind=per_task:2", "", ""),
+    ("gpus_per_node: 2, extra: --gpu-bind=mask_gpu:0x3", "", ""),
+    ("time: 4min", "", ""),
+    ("time: 12h, warning: 6h", "", ""),
+    (f"warning: 11min, {STOP}10min}}}}", "", ""),
+    (f"warning: 1min, {STOP}2min}}}}", "", ""),
+    *(
+        (f"environment: {{container: {container}}}", "", "")
+        for container in (
+            "code/torch.sif",
+            "{image: ./code/t.sif, mounts: ['code/x:/x', './code:/y', ~/z]}",
+            "{image: '{checkpoint_dir}/t.sif', mounts: '{bundle}/code:/x'}",
+            "{image: /x, options: [--contain, --env=A=b]}",
+            "{image: a/b, runtime: pyxis, mounts: './x:/x', options: '--export=A,ALL'}",
+        )
+    ),
     ("mail_on: END, mail_to: me", "", ""),
 ]
 
@@ -516,7 +601,7 @@ def test_the_lines_of_an_environment_have_files_of_their_own(run: Run, tmp_path:
     assert lines == ["module load m", '. "$HOME"/v/bin/activate', "a"]
     assert plain["slurm.setup.sh"].splitlines()[-1] == "b"
     # In a container the modules are the node's, and the rest is the container's.
-    inside = files("environment: {modules: m, conda: c, container: i.sif}", "env: {A: b}\n")
+    inside = files("environment: {modules: m, conda: c, container: /i.sif}", "env: {A: b}\n")
     assert inside["slurm.activate.sh"].splitlines()[-1] == "module load m"
     assert inside["slurm.container.activate.sh"].splitlines()[-1] == "conda activate c"
     assert "export A=b\n" in inside["slurm.container.sh"]

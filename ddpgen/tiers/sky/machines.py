@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ddpgen.spec import unwise
 from ddpgen.spec.fields import show
+from ddpgen.spec.job import Python
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import SkyJob
@@ -45,18 +46,28 @@ _ZONES = {
 }
 # The first letters of the images that only one cloud has → that cloud.
 _IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
+# The clouds whose usual images have no torch.
+_BARE = {"aws", "azure", "gcp"}
+# A path in the home, or a module, that no such image has.
+_OF_A_CLUSTER = re.compile(
+    r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
+)
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
 _BEST_WITH_IMAGE = {"gcp", "nebius"}
+# SkyPilot's accelerators that are no GPUs.
+_NO_GPU = re.compile("tpu|trainium|inferentia", re.IGNORECASE)
 # Where machines that are no spot machines may be taken back as well.
 _PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
 
 
 def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields about machines that SkyPilot would refuse or misread."""
+    yield from _kinds(job)
     yield from _machines(job)
     yield from _preemption(job)
     yield from _places(job)
     yield from _image(job)
+    yield from _fresh(job)
     yield from _labels(job)
 
 
@@ -80,13 +91,21 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
         yield Conflict(("infra", "spot"), problem, "write spot: false", False)
     if job.memory:
-        yield from unwise.memory("memory", job.memory, directives.memory_mib(job.memory), "16GB")
+        mib = directives.memory_mib(job.memory)
+        yield from unwise.memory("memory", job.memory, mib, job.procs_per_node, "16GB")
     if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
         yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
     if job.cpus and float(job.cpus.rstrip("+")) < job.procs_per_node > 1:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _kinds(job: SkyJob) -> Iterator[Conflict]:
+    for i, kind in enumerate(job.accelerators):
+        if _NO_GPU.match(kind):
+            fields = (f"accelerators[{i}]", "accelerators")
+            yield Conflict(fields, f"{kind} is no GPU", "write a type of GPU, like A100:8")
 
 
 def _preemption(job: SkyJob) -> Iterator[Conflict]:
@@ -140,6 +159,27 @@ def _image_of_a_cloud(job: SkyJob, image: str) -> Iterator[Conflict]:
         problem = f"{image} cannot have network_tier: best on {', '.join(sorted(others))}"
         remedy = "leave one of them out, or write image: docker:NAME@sha256:DIGEST"
         yield Conflict(("network_tier", "image"), problem, remedy)
+
+
+def _fresh(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each part of the job's Python that nothing brings to a machine of a cloud."""
+    if job.setup or job.image or job.extra or not job.clouds <= _BARE:
+        return
+    python = job.python
+    is_default = python.interpreter == Python.interpreter and not python.activate
+    if is_default and not (job.requirements or job.locked or job.rendezvous.launcher == "env"):
+        problem = "are missing, and nothing else installs torch on a new machine"
+        yield Conflict(("requirements",), problem, "write requirements: [torch==VERSION]", False)
+    lines = [(("python.interpreter", "python"), python.interpreter)]
+    for i, text in enumerate(python.activate):
+        lines += [
+            ((f"python.activate[{i}]", "python.activate"), line) for line in text.splitlines()
+        ]
+    for fields, line in lines:
+        if _OF_A_CLUSTER.match(line):
+            problem = f"{show(line)} is for a machine that has been set up, and a new one has not"
+            remedy = "write requirements: in its place, or targets: {sky: {setup: LINE}} to make it"
+            yield Conflict(fields, problem, remedy, False)
 
 
 def _labels(job: SkyJob) -> Iterator[Conflict]:

@@ -44,6 +44,11 @@ _SKYIGNORE = """\
 # With this file here SkyPilot sends all of this directory to the machines. Without it, it would leave out
 # whatever the .gitignore of a repository around it names, or fail where that names the directory itself.
 """
+# A line that installs packages for Python. Nothing behind it uses them, if it is the last one.
+_PIP = re.compile(
+    r"\s*(sudo +)?(\S*python3? +-m +)?pip3? +install(?!.* (-t|--target|--prefix|--root)\b) [^|&;\n]*\s*"
+)
+_TOO_OLD = re.compile(r"v?(?:[01]|2\.[0-3])(?!\d)")  # versions of torch
 _ABSOLUTE = re.compile(r"[/~]|[a-z0-9+]+://")
 # The names of jobs that SkyPilot accepts as a task's name.
 _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
@@ -133,6 +138,10 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
     if names_known and "torch" not in names:
         problem = "are all that the job's Python will have, and torch is not among them"
         yield Conflict(("requirements",), problem, "add torch==VERSION", False)
+    last = len(job.setup) - 1
+    if job.requirements and not job.python.activate and _PIP.fullmatch("".join(job.setup[last:])):
+        problem = "installs into the machine's Python, and the job's has the requirements alone"
+        yield Conflict((f"setup[{last}]", "setup"), problem, "write it into requirements", False)
     needed = PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
     if names_known and needed and needed not in names:
         problem = (
@@ -142,15 +151,7 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 
 def _requirements(job: SkyJob) -> Iterator[Conflict]:
-    pinned: dict[str, str] = {}
-    for i, name, version in pins(job.requirements):
-        if pinned.setdefault(name, version) != version:
-            problem = f"asks for {name}=={version}, and for {name}=={pinned[name]} above"
-            yield Conflict((f"requirements[{i}]", "requirements"), problem, "keep one of them")
-        if "+" in version and not any(map(names_index, job.requirements)):
-            problem = f"{version} is not on PyPI, which has no version with +"
-            remedy = "add --extra-index-url URL, as a line of its own"
-            yield Conflict((f"requirements[{i}]", "requirements"), problem, remedy, False)
+    yield from _pins(job)
     for i in without_hash(job.requirements):
         problem = "has no hash, and if one package has a hash, pip wants one of each"
         remedy = "add --hash=sha256:HASH to it, or leave out all hashes"
@@ -170,6 +171,23 @@ def _requirements(job: SkyJob) -> Iterator[Conflict]:
         if floats(requirement):
             problem = f"{requirement} is another version next month, on the machine that takes over"
             yield Conflict(fields, problem, "write NAME==VERSION", False)
+
+
+def _pins(job: SkyJob) -> Iterator[Conflict]:
+    """Yield the versions that pip cannot install, or that are too old."""
+    pinned: dict[str, str] = {}
+    for i, name, version in pins(job.requirements):
+        if pinned.setdefault(name, version) != version:
+            problem = f"asks for {name}=={version}, and for {name}=={pinned[name]} above"
+            yield Conflict((f"requirements[{i}]", "requirements"), problem, "keep one of them")
+        if name == "torch" and _TOO_OLD.match(version):
+            fields = (f"requirements[{i}]", "requirements")
+            problem = f"torch {version} is older than 2.4, the oldest that ddpgen is made for"
+            yield Conflict(fields, problem, "write torch==2.13.0", False)
+        if "+" in version and not any(map(names_index, job.requirements)):
+            problem = f"{version} is not on PyPI, which has no version with +"
+            remedy = "add --extra-index-url URL, as a line of its own"
+            yield Conflict((f"requirements[{i}]", "requirements"), problem, remedy, False)
 
 
 def _extra(job: SkyJob) -> Iterator[Conflict]:

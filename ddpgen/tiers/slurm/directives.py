@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 
 # Slurm checks the time limits every half minute, so its signal may come up to a minute early.
-_SLACK_S = 60.0
+SLACK_S = 60.0
 _WARNING_S = 300.0
 LONGEST_WARNING_S = 65535.0  # --signal takes no more
 _MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
@@ -65,7 +65,7 @@ class Gres(NamedTuple):
 def gres(job: SlurmJob) -> list[Gres]:
     """Return the items of --gres in `extra`."""
     items = []
-    for value in _values(job, "gres"):
+    for value in option_values(job, "gres"):
         for text in value.split(","):
             name, *rest = re.sub(r"^gres[:/]", "", text).split(":")
             number = int(rest.pop()) if rest and rest[-1].isdigit() else 1
@@ -75,10 +75,11 @@ def gres(job: SlurmJob) -> list[Gres]:
 
 def output(job: SlurmJob) -> str | None:
     """Return the pattern of the log in `extra`; None without one."""
-    return next(iter(_values(job, "output")), None)
+    return next(iter(option_values(job, "output")), None)
 
 
-def _values(job: SlurmJob, option: str) -> list[str]:
+def option_values(job: SlurmJob, option: str) -> list[str]:
+    """Return the values of an option in `extra`."""
     words = [word.partition("=") for word in job.extra]
     return [value for name, _, value in words if name == f"--{option}"]
 
@@ -94,7 +95,7 @@ def warning_s(job: SlurmJob) -> float:
     if job.warning is not None:
         warning = job.warning
     elif job.step_time is not None or job.write_time is not None:
-        warning = (job.step_time or 0.0) + (job.write_time or 0.0) + _SLACK_S
+        warning = (job.step_time or 0.0) + (job.write_time or 0.0) + SLACK_S
     else:
         warning = _WARNING_S if job.time is None else min(_WARNING_S, job.time / 3)
     return min(float(math.ceil(warning)), LONGEST_WARNING_S)

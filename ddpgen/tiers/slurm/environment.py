@@ -6,6 +6,7 @@ its options of srun.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ddpgen.text.shell import JoinedWord, Var, Word, expand_home, pieces, quote
@@ -17,6 +18,11 @@ _STEP_OPTIONS = frozenset([
     "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
     "profile", "threads-per-core",
 ])  # fmt: skip
+# The bindings of --gpu-bind that leave each task some of the node's GPUs, with their number or the mask of the first
+# task.
+_GPU_BIND = re.compile(
+    r"--gpu-bind=(?:(?:quiet|verbose|q|v),)?(?:single:|map_gpu:|per_task:(\d+)|mask_gpu:(?:0x)?([0-9A-Fa-f]+))"
+)
 
 
 def modules(job: SlurmJob) -> Iterator[str]:
@@ -58,6 +64,15 @@ def container_command(job: SlurmJob) -> Iterator[Word]:
     yield "--pwd={bundle}"
     yield from container.options
     yield expand_home(container.image)
+
+
+def bound_gpus(option: str) -> int | None:
+    """Return the number of GPUs to which an option of srun binds the one task of a node; None if to all."""
+    binding = _GPU_BIND.match(option)
+    if binding is None:
+        return None
+    number, mask = binding.groups()
+    return int(mask, 16).bit_count() if mask else int(number or 1)
 
 
 def step_options(job: SlurmJob) -> Iterator[Word]:

@@ -6,6 +6,7 @@ this folder have the options of sbatch and srun. Runs no program of Slurm.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,13 +16,13 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import rules, unwise
 from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.groups import SBATCH_OPTIONS
-from ddpgen.spec.job import Checkpoint
+from ddpgen.spec.job import Checkpoint, Stop
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives, environment
-from ddpgen.tiers.slurm.fields import Container, SlurmJob
+from ddpgen.tiers.slurm.fields import SIZE, Container, SlurmJob
 from ddpgen.tiers.slurm.notation import node_names
 
 # Runtime → the transports of an image that it knows.
@@ -32,8 +33,13 @@ _TRANSPORTS = {
 }  # fmt: skip
 # Runtime → forms of an image that it refuses or misreads: the pattern, the problem, the remedy, and True for an error.
 _FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
+# No path in a bundle's `code`, no absolute path, no transport, and no word that the supervisor fills in.
+_RELATIVE = r"(?!(?:\./)?code(?:/|$)|[/~{]|docker-|oci|.*://)"
+_IN_BUNDLE = "is looked for in the bundle, which holds only files of code"
 _IMAGES = {
     "apptainer": (
+        (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
+        (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
         (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
         (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
     ),
@@ -42,14 +48,25 @@ _IMAGES = {
         (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
     ),
 }  # fmt: skip
+_VARIABLES_LOST = "takes away the variables of Slurm and ddpgen that each node needs"
 # The same for an option.
 _OPTIONS = {
-    "apptainer": ((r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),),
+    "apptainer": (
+        (r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),
+        (r"--cleanenv|--containall|-[eC]", _VARIABLES_LOST, "leave it out", True),
+    ),
     "pyxis": (
+        (r"--export=(?!(?:.*,)?ALL(?:,|$)).*", _VARIABLES_LOST, "leave it out", True),
+        (r"-[nN]\d*|--(?:nodes|ntasks|ntasks-per-node)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
         (r"--(?:nv|nvccli|rocm|bind|cleanenv|containall|fakeroot|writable-tmpfs|pwd)(?:=.*)?",
          "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
     ),
 }  # fmt: skip
+
+# An option of srun that sbatch lacks → the remedy.
+_OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
+# Options that ask for GPUs beside the fields. --gres has a rule of its own.
+_GPUS = re.compile(r"--gpus(?:-per-socket)?=(?!(?:.*:)?0$)|--tres-per-task=(?:.*,)?gres[:/]gpu\b")
 
 
 def check(job: SlurmJob) -> Iterator[Conflict]:
@@ -96,7 +113,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
             close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
             known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
             problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
-            remedy = directives.WRITTEN_OPTIONS.get(close, known)
+            remedy = directives.WRITTEN_OPTIONS.get(close, _OF_SRUN.get(name, known))
             yield Conflict((f"extra[{i}]", "extra"), problem, remedy, False)
         if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
             problem = f"sbatch takes --{name} or the memory of a node, not both"
@@ -104,6 +121,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
                 (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
             )
     yield from _gres(job)
+    yield from _gpus(job)
     yield from _output(job)
     yield from _nodes(job)
     if job.gpu_type and not job.gpus_per_node:
@@ -148,6 +166,20 @@ def _gres(job: SlurmJob) -> Iterator[Conflict]:
             yield Conflict(("extra", "gpus_per_node"), problem, remedy)
 
 
+def _gpus(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield the options of `extra` that ask for GPUs which no process would use."""
+    for i, option in enumerate(job.extra):
+        fields = (f"extra[{i}]", "extra")
+        if not job.gpus_per_node and _GPUS.match(option):
+            problem = f"{option} asks for GPUs, and the job uses none"
+            remedy = "write gpus_per_node: N and procs_per_node: N"
+            yield Conflict((*fields, "gpus_per_node"), problem, remedy)
+        bound = environment.bound_gpus(option)
+        if job.gpus_per_node and bound is not None and bound < job.procs_per_node:
+            problem = f"{option} leaves the {job.procs_per_node} processes of a node {bound} GPU(s), because they are one task"
+            yield Conflict(fields, problem, "leave it out, or write --gpu-bind=none", False)
+
+
 def _output(job: SlurmJob) -> Iterator[Conflict]:
     pattern = directives.output(job)
     if pattern is None:
@@ -176,8 +208,8 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
 def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     """Yield a warning for each value that Slurm takes, and that is hardly meant."""
     yield from unwise.temporary(job, "name a directory that all nodes see")
-    if job.mem:
-        yield from unwise.memory("mem", job.mem, directives.memory_mib(job.mem), "16G")
+    yield from _memory(job)
+    yield from _warning(job)
     every, saves = job.checkpoint.every, job.train.program_field == "workload"
     if saves and job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
         problem = f"{every} is no shorter than the time limit, so only the warning saves"
@@ -188,6 +220,35 @@ def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     if job.cpus_per_proc and job.cpus_per_proc < job.train.threads:
         problem = f"{job.train.threads} threads of each process share {job.cpus_per_proc} CPUs"
         yield Conflict(("cpus_per_proc", "train.threads"), problem, "write as many CPUs", False)
+
+
+def _memory(job: SlurmJob) -> Iterator[Conflict]:
+    cpus, gpus = directives.cpus_per_task(job), job.gpus_per_node or 0
+    sizes = [("mem", "", job.mem or "0", 1)]
+    for option, count in (("mem-per-cpu", cpus), ("mem-per-gpu", gpus)):
+        words = directives.option_values(job, option)
+        sizes += [("extra", f"--{option}=", size, count) for size in words]
+    for field, option, size, count in sizes:
+        if re.fullmatch(SIZE.pattern, size):
+            mib, example = directives.memory_mib(size) * count, f"{option}16G"
+            yield from unwise.memory(field, f"{option}{size}", mib, job.procs_per_node, example)
+
+
+def _warning(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield a warning if the time before a time limit is too short for a script's stop, or leaves no time to train."""
+    warned, grace = directives.warning_s(job), job.train.stop.grace
+    if grace != Stop.grace and grace > warned:
+        problem = f"{grace:g} s are longer than the warning before the time limit, {warned:g} s"
+        remedy = f"write warning: {grace + directives.SLACK_S:g}s, or a shorter grace"
+        yield Conflict(("train.stop.grace", "warning", "time"), problem, remedy, False)
+    if job.time is None or warned >= job.time:
+        return
+    if job.warning and job.warning > job.time / 2:
+        problem = f"{warned:g} s before the end leave each start {job.time - warned:g} s to train"
+        yield Conflict(("warning", "time"), problem, "write a shorter time, like 5min", False)
+    elif warned + directives.SLACK_S >= math.ceil(job.time / 60) * 60:  # Slurm rounds up to minutes
+        problem = f"Slurm may warn a minute early, which is at the start of {job.time:g} s"
+        yield Conflict(("time", "warning"), problem, "write a longer time", False)
 
 
 def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
@@ -231,14 +292,7 @@ def _container(container: Container) -> Iterator[Conflict]:
     if is_url and transport not in _TRANSPORTS[runtime]:
         remedy = did_you_mean(transport, _TRANSPORTS[runtime])
         yield Conflict(fields, f"{runtime} knows no {transport}://", remedy, False)
-    for i, mount in enumerate(container.mounts):
-        _, *rest = mount.split(":")
-        # A comma separates several mounts or options. The runtime itself judges these.
-        misfit = rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/"))
-        if misfit or mount.startswith("-"):
-            problem = f"{show(mount)} is no mount: the target is an absolute path"
-            fields = (f"{field}.mounts[{i}]", f"{field}.mounts")
-            yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
+    yield from _mounts(container, f"{field}.mounts")
     for i, word in enumerate(container.options):
         fields = (f"{field}.options[{i}]", f"{field}.options")
         yield from _misfits(_OPTIONS[runtime], word, fields)
@@ -248,6 +302,19 @@ def _container(container: Container) -> Iterator[Conflict]:
             problem = f"{show(word)} is one word with a space in it"
             words = ", ".join(f'"{part}"' for part in word.split())
             yield Conflict(fields, problem, f"write a list of words: [{words}]")
+
+
+def _mounts(container: Container, field: str) -> Iterator[Conflict]:
+    for i, mount in enumerate(container.mounts):
+        fields = (f"{field}[{i}]", field)
+        source, *rest = mount.split(":")
+        # A comma separates several mounts or options. The runtime itself judges these.
+        misfit = rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/"))
+        if misfit or mount.startswith("-"):
+            problem = f"{show(mount)} is no mount: the target is an absolute path"
+            yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
+        elif container.runtime == "apptainer" and re.match(_RELATIVE, source) and "," not in mount:
+            yield Conflict(fields, f"{show(mount)} {_IN_BUNDLE}", "write ~/path or /path")
 
 
 def _misfits(
