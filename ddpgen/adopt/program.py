@@ -128,7 +128,7 @@ def _same_tasks(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _placeholders(job: JobSpec) -> Iterator[Conflict]:
     """Yield the placeholders that stay as they are. A job fills in those of its program, and none of a directory."""
-    train, directory = job.train, job.checkpoint.path or ""
+    train, directory = job.train, job.checkpoint.dir or ""
     args = train.args.values() if isinstance(train.args, Mapping) else train.args
     places: list[tuple[str, Iterable[object], Sequence[str]]] = [
         ("checkpoint.dir", [directory], ())

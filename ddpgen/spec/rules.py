@@ -45,8 +45,11 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
 _UNFILLED = re.compile(r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
-# The values of variables that torch refuses to start with otherwise.
-_VALUES: Mapping[str, tuple[str, ...]] = {"TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL")}
+# Variable → the program that ends at its start with any other value, and these values.
+_VALUES: Mapping[str, tuple[str, re.Pattern[str], Sequence[str]]] = {
+    "TORCH_DISTRIBUTED_DEBUG": ("torch", re.compile("OFF|INFO|DETAIL", re.IGNORECASE), ("OFF", "INFO", "DETAIL")),
+    "PYTHONHASHSEED": ("Python", re.compile("(random|0*[0-9]{1,9}|0*[1-4][0-9]{9})?"), ("random", "0")),
+}  # fmt: skip
 RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
 _NO_SECRETS = RESERVED_VARIABLES | {
@@ -315,15 +318,9 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
         remedy = f"write best: {{metric: {best.metric}, mode: max}}, or mode: min"
         fields_of_best = ("train.best", "train.best.metric", "train.best.mode")
         yield Conflict(fields_of_best, problem, remedy)
-    if best and best.metric == "loss" and best.mode == "max":
-        problem = "chooses the greatest loss, which is the worst evaluation"
-        yield Conflict(("train.best.mode",), problem, "write mode: min", False)
     if best and train.workload and not train.eval_every:
         problem = "has one evaluation to choose from, at the end"
         yield Conflict(("train.best", "train.eval_every"), problem, "write eval_every: 100 steps")
-    if best and train.steps and train.eval_every >= train.steps:
-        problem = f"comes once in {train.steps} steps, so there is nothing to choose from"
-        yield Conflict(("train.eval_every",), problem, "write a smaller number", False)
 
 
 def _paths(job: JobSpec) -> Iterator[Conflict]:
@@ -368,12 +365,10 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
                 "is set by bash, torchrun or the launch script; the job would not see this value"
             )
             yield Conflict((f"{field}.{name}",), problem, "take another name")
-        if value.upper() not in _VALUES.get(name, (value.upper(),)):
-            yield Conflict(
-                (f"{field}.{name}",),
-                f"{show(value)} ends torch at its start",
-                did_you_mean(value, _VALUES[name]),
-            )
+        program, taken, examples = _VALUES.get(name, ("", re.compile(".*", re.DOTALL), ()))
+        if not taken.fullmatch(value):
+            problem = f"{show(value)} ends {program} at its start"
+            yield Conflict((f"{field}.{name}",), problem, did_you_mean(value, examples))
         if name in INTERFACE_VARIABLES:
             problem = "would go past the preflight, which checks the interface of nic alone"
             remedy = "write nic: with one exact name, like eth0, or remove nic, so that ddpgen chooses the interface"

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from ddpgen.errors import Finding
+from ddpgen.spec import bashlines
 from ddpgen.spec.fields import show
 from ddpgen.spec.job import Checkpoint, JobSpec
-from ddpgen.spec.rules import Conflict
+from ddpgen.spec.rules import WORKLOADS, Conflict
 from ddpgen.spec.secrets import exposes_secret
 
 _DAY_S = 86400.0
 _LEAST_MIB = 256  # of memory for each process, below which Python with torch does not start
 # Directories that each node has for itself, and that it empties: at a boot, or file by file after some days.
-_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
-_HIDE_GPUS = "hides GPUs from every process, and the job counts on those of gpus_per_node"
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/user")
 # Variable → its effect, and the remedy. A name that ends in _ stands for all variables that begin with it.
 _VARIABLES: Mapping[str, tuple[str, str]] = {
-    "CUDA_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
-    "HIP_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
-    "ROCR_VISIBLE_DEVICES": (_HIDE_GPUS, "leave it out, and write gpus_per_node"),
+    **dict.fromkeys(bashlines.HIDING, bashlines.HIDES_GPUS),
     "OMP_NUM_THREADS": ("takes the place of train.threads", "write train: {threads: N}"),
     "PYTHONSAFEPATH": ("is taken away: it hides the bundle's own train/", "leave it out"),
+    "SBATCH_": ("is for sbatch, which has run before the job", "use the field for it"),
     "SLURM_": ("is set by Slurm, which may read it as an order", "use the field for it"),
     "TORCHELASTIC_": ("is set by torchrun for each process", "leave it out"),
 }
-
-# A line of bash with an effect that ends with its shell.
-_OF_THE_SHELL = re.compile(
-    r"\s*((export|ulimit|cd)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
+_COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
+# Names of a metric, behind val_ or the like, of which less is better, and more.
+_METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
+# Words of a program that show a place of its own for what it saves.
+_OWN_PLACE = re.compile(
+    r"\{(checkpoint_dir|job|array_index)\}|^--?(out|save[_-](dir|path|to)|run|exp)", re.MULTILINE
 )
 
 
@@ -43,8 +44,12 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
         _rendezvous(job),
         _proportions(job),
         _tokens(job),
-        _setup(job),
+        _evaluations(job),
+        _too_late(job, locate),
+        bashlines.conflicts(job),
         _shared(job),
+        _workdir(job),
+        _unfilled(job),
         # Other layers than the spec are for several jobs.
         (each for each in _unused(job) if not locate(each).position.file),
     )
@@ -52,18 +57,23 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
 
 def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
     """Yield a warning for each variable that another program sets, or that harms the job. `field`: of the spec."""
-    for name in env:
+    for name, value in env.items():
+        if name == "PATH" and bashlines.OTHER_PATH.fullmatch(value):
+            remedy = f"write a line of python.activate: export PATH={value}:$PATH"
+            yield _warning(f"{field}.PATH", bashlines.LOSES_PROGRAMS, remedy)
         for known, (effect, remedy) in _VARIABLES.items():
             if name == known or (known.endswith("_") and name.startswith(known)):
                 yield _warning(f"{field}.{name}", effect, remedy)
 
 
 def temporary(job: JobSpec, advice: str) -> Iterator[Conflict]:
-    """Yield a warning if the checkpoints lie in a directory that no other node sees, and that the node empties."""
-    path = posixpath.normpath(job.checkpoint.path or "x")
-    if path.startswith(tuple(f"{place}/" for place in _TEMPORARY)) or path in _TEMPORARY:
-        problem = f"{job.checkpoint.path} is a directory of each node's own, and is emptied"
-        yield _warning("checkpoint.dir", problem, advice)
+    """Yield a warning if the job saves into a directory that no other node sees, and that the node empties."""
+    workdir = None if _saves_elsewhere(job) else job.train.workdir
+    for field, place in (("checkpoint.dir", job.checkpoint.path), ("train.workdir", workdir)):
+        path = posixpath.normpath(place or "x")
+        if path.startswith(tuple(f"{each}/" for each in _TEMPORARY)) or path in _TEMPORARY:
+            problem = f"{place} is a directory of each node's own, and is emptied"
+            yield _warning(field, problem, advice)
 
 
 def memory(field: str, size: str, mib: float, procs: int, example: str) -> Iterator[Conflict]:
@@ -118,6 +128,36 @@ def _proportions(job: JobSpec) -> Iterator[Conflict]:
         yield _warning("train.weight_decay", problem, "write a smaller one, like 0.1")
 
 
+def _evaluations(job: JobSpec) -> Iterator[Conflict]:
+    train, best, stop = job.train, job.train.best, job.train.early_stop
+    better = best and best.mode and _METRIC.fullmatch(best.metric)
+    if best and better and better.lastgroup != best.mode:
+        most = {"max": "greatest", "min": "least"}[best.mode or ""]
+        problem = f"chooses the {most} {best.metric}, which is the worst evaluation"
+        yield _warning("train.best.mode", problem, f"write mode: {better.lastgroup}")
+    if best and train.steps and train.eval_every >= train.steps:
+        problem = f"comes once in {train.steps} steps, so there is nothing to choose from"
+        yield _warning("train.eval_every", problem, "write a smaller number")
+    accuracy = best and best.metric == "accuracy" and train.workload in WORKLOADS
+    if accuracy and stop and stop.min_delta >= 1:
+        problem = f"{stop.min_delta:g} is more than accuracy can grow, because it ends at 1"
+        yield _warning("train.early_stop.min_delta", problem, "write a part of 1, like 0.001")
+
+
+def _too_late(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterator[Conflict]:
+    """Yield what comes after the last step. An overlay or an option may have fewer steps, for a short try."""
+    train, stop = job.train, job.train.early_stop
+    given = locate(_warning("train.steps", "", ""))
+    if not train.steps or given.position.file or given.path.startswith("targets."):
+        return
+    if (job.checkpoint.every.steps or 0) > train.steps:
+        problem = f"comes after the last of {train.steps} steps, so only the end is saved"
+        yield _warning("checkpoint.every", problem, "write a smaller number")
+    if stop and train.steps > train.eval_every >= train.steps / stop.patience:
+        problem = f"{stop.patience} evaluations after the first do not fit into {train.steps} steps"
+        yield _warning("train.early_stop.patience", problem, "write a smaller number")
+
+
 def _tokens(job: JobSpec) -> Iterator[Conflict]:
     args = job.train.args
     lists = {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
@@ -135,24 +175,6 @@ def _tokens(job: JobSpec) -> Iterator[Conflict]:
             yield Conflict(fields, problem, remedy, fatal=False)
 
 
-def _setup(job: JobSpec) -> Iterator[Conflict]:
-    """Yield the lines of setup that neither the training nor a later line of setup notices."""
-    setup: Sequence[str] = getattr(job, "setup", ())
-    noticed = False
-    for i, text in reversed([*enumerate(setup)]):
-        fields = (f"setup[{i}]", "setup")
-        noticed = noticed or not all(map(_OF_THE_SHELL.fullmatch, text.splitlines()))
-        if text.lstrip().startswith("#SBATCH"):
-            remedy = "write the field for it, or extra"
-            yield Conflict(
-                fields, "is a comment, because sbatch does not read setup", remedy, False
-            )
-        elif not noticed and not text.lstrip().startswith("#"):
-            problem = "ends with setup, whose shell the training does not share"
-            remedy = "write it in python.activate, or a variable in env"
-            yield Conflict(fields, problem, remedy, False)
-
-
 def _shared(job: JobSpec) -> Iterator[Conflict]:
     """Yield the patterns of a script's checkpoints that other jobs may write as well."""
     own = tuple(f"{path.rstrip('/')}/" for path in (job.checkpoint_path, job.train.workdir) if path)
@@ -161,6 +183,38 @@ def _shared(job: JobSpec) -> Iterator[Conflict]:
             problem = f"{show(pattern)} may be another job's, and this job would go on from it"
             remedy = "write a path in the working directory, or {checkpoint_dir}/NAME, if the script can save there"
             yield _warning("train.resume.exists", problem, remedy)
+
+
+def _workdir(job: JobSpec) -> Iterator[Conflict]:
+    """Yield a working directory that several trainings share, unless they save elsewhere."""
+    workdir, array = job.train.workdir or "", getattr(job, "indices", None) and not job.points
+    tasks = "tasks of the array" if array else "points of the sweep"
+    shared = workdir and (array or job.points) and job.persists(workdir)
+    if shared and "{array_index}" not in workdir and not _saves_elsewhere(job):
+        problem = f"{workdir} is one directory for all {tasks}, which take each other's checkpoints"
+        remedy = "leave it out, so that each has its own, or save to {checkpoint_dir}"
+        yield _warning("train.workdir", problem, remedy)
+
+
+def _saves_elsewhere(job: JobSpec) -> bool:
+    """True if the words of a script or command name a place of their own."""
+    train = job.train
+    args = train.args.items() if isinstance(train.args, Mapping) else (("", a) for a in train.args)
+    words = [f"--{name}={value}" if name else str(value) for name, value in args]
+    return bool(_OWN_PLACE.search("\n".join([*words, *train.command, *train.resume.exists])))
+
+
+def _unfilled(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the paths with a command in them, whose output only a shell would fill in."""
+    for field, path in {
+        "checkpoint.dir": job.checkpoint.dir,
+        "train.workdir": job.train.workdir,
+        "python.interpreter": job.python.interpreter,
+        "dir": getattr(job, "dir", None),
+    }.items():
+        if command := _COMMAND.search(path or ""):
+            problem = f"is taken as it is written: {show(command[0])} is not filled in"
+            yield _warning(field, problem, "write the path itself")
 
 
 def _unused(job: JobSpec) -> Iterator[Conflict]:

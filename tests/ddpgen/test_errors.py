@@ -22,6 +22,7 @@ from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
 from ddpgen.spec import (
+    bashlines,
     fields,
     groups,
     overrides,
@@ -60,6 +61,7 @@ from tests.ddpgen.test_reader import field_names
 
 MODULES = (
     arguments,
+    bashlines,
     commands,
     fields,
     groups,
@@ -209,6 +211,9 @@ def test_the_text_of_every_error(
         for wrong, *_ in test_sweep.WRONG:
             lines = [f"  {line}" for line in test_sweep.errors(f"{test_sweep.TOY}{wrong}\n")]
             text += "\n".join([wrong[:100], *lines, "", ""])
+        for train, top, _ in test_sweep.WORKDIRS[:1]:
+            lines = [f"  {line}" for line in test_sweep.errors(test_sweep.with_workdir(train, top))]
+            text += "\n".join([f"sweep, {train}", *lines, "", ""])
         for top, tier in test_sweep.WITH_ARRAY:
             lines = [f"  {line}" for line in test_sweep.errors(test_sweep.on_slurm(top, tier))]
             text += "\n".join([f"{top} slurm: {tier}", *lines, "", ""])

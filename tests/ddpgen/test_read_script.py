@@ -551,6 +551,11 @@ UNFILLED = [
     ("train: {script: /t.py}\ncheckpoint: {dir: '/ck/{job}'}", "checkpoint.dir", "name itself"),
     ("train: {script: /t.py}\ncheckpoint: {dir: /ck/x-%j}", "checkpoint.dir", "Slurm"),
     (
+        "train: {workload: toy, steps: 9, global_batch_size: 8, micro_batch_size: 8}\ncheckpoint: {dir: 's3://bbb/{job}'}",
+        "checkpoint.dir",
+        "name itself",
+    ),
+    (
         "train: {script: /t.py, args: ['{array_index}']}\ntargets: {slurm: {}}",
         "train.args",
         "array is not given",

@@ -130,6 +130,7 @@ CONFLICTS = [
     ),
     ({"top": "python: torchrun"}, "6:9 python.interpreter", "python3"),
     ({"top": "python: ~/venv/bin/"}, "6:9 python.interpreter", "directory"),
+    ({"top": "env: {PYTHONHASHSEED: abc}"}, "6:23 env.PYTHONHASHSEED", "Python at its start"),
 ]
 
 
@@ -244,6 +245,72 @@ UNWISE = [
         "9:10 train.args[0]",
         "looks like a secret",
     ),
+    (
+        {
+            "what": "{workload: mnist, steps: 100}",
+            "train": "best: {metric: accuracy, mode: min}\n  eval_every: 5 steps",
+        },
+        "12:34 train.best.mode",
+        "least accuracy",
+    ),
+    (
+        {
+            "what": "{workload: mnist, steps: 100}",
+            "train": "best: loss\n  eval_every: 5 steps\n  early_stop: {patience: 20}",
+        },
+        "14:26 train.early_stop.patience",
+        "do not fit",
+    ),
+    (
+        {
+            "what": "{workload: mnist, steps: 100}",
+            "train": "best: {metric: accuracy, mode: max}\n  eval_every: 5 steps\n  early_stop: {patience: 2, min_delta: 1}",
+        },
+        "14:40 train.early_stop.min_delta",
+        "accuracy",
+    ),
+    ({"top": "checkpoint: {every: 200 steps}"}, "6:21 checkpoint.every", "last of 100 steps"),
+    ({"top": "env: {SBATCH_PARTITION: gpu}"}, "6:25 env.SBATCH_PARTITION", "sbatch"),
+    ({"top": "env: {PATH: /opt/bin}"}, "6:13 env.PATH", "own programs"),
+    (
+        {"top": "python: {activate: [':', export OMP_NUM_THREADS=8]}"},
+        "6:26 python.activate[1]",
+        "threads",
+    ),
+    (
+        {"top": "python: {activate: [export NCCL_SOCKET_IFNAME=ib0]}"},
+        "6:21 python.activate[0]",
+        "nic",
+    ),
+    (
+        {"gpus": 2, "top": "python: {activate: 'export CUDA_VISIBLE_DEVICES=0'}"},
+        "6:20 python.activate",
+        "hides GPUs",
+    ),
+    ({"top": "python: {activate: [export A = b]}"}, "6:21 python.activate[0]", "space before ="),
+    ({"top": "python: {activate: [setenv A b]}"}, "6:21 python.activate[0]", "csh"),
+    (
+        {"top": "python: {activate: ['export PATH=\"/opt/bin\"']}"},
+        "6:21 python.activate[0]",
+        "own programs",
+    ),
+    *(
+        (
+            {
+                "what": f"{{script: /t.py, workdir: {workdir}}}",
+                "batch": "null",
+                "micro": "null",
+                "train": "args: {lr: 1, seed: 2}",
+                "top": top,
+            },
+            "9:12 train.workdir",
+            word,
+        )
+        for workdir, top, word in (
+            ("/scratch/w", "targets: {slurm: {array: 0-3}}", "all tasks"),
+            ("/run/user/7/w", "targets: {slurm: {}}", "emptied"),
+        )
+    ),
 ]
 
 
@@ -277,12 +344,46 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "rendezvous: {timeout: 5s, collective_timeout: 1d}",
         "env: {TORCH_DISTRIBUTED_DEBUG: detail}",
         "env: {NCCL_DEBUG: INFO, OMP_PROC_BIND: close, MY_SLURM_X: 1}",
+        "env: {PATH: '/opt/bin:/usr/bin', PYTHONHASHSEED: random, SBATCHES: 2}",
+        "env: {PATH: /bin, PYTHONHASHSEED: 4294967295}",
+        "python: {activate: ['export PATH=/opt/bin:$PATH', 'PATH=$A/bin', 'PATH=/opt/bin x', 'X == y']}",
+        "python: {activate: ['export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=0', 'OMP_NUM_THREADS=8 x']}",
+        "python: {activate: [\"cat > x <<E\\nA = b\\nE\", 'export CUDA_VISIBLE_DEVICES=$A']}",
+        "checkpoint: {every: 200 steps}\ntargets: {local: {train: {steps: 50}}}",
         "python: {activate: ['if true; then', 'echo x', 'fi', 'shopt -s extglob; ls !(a|b)']}",
         "python: {activate: 'a=(1 2); f() { [[ $a =~ x ]]; }'}",
     ],
 )
 def test_what_is_usual_is_no_warning(line: str) -> None:
     assert not findings(spec(top=line))
+
+
+@pytest.mark.parametrize(
+    ("train", "top"),
+    [
+        ("workdir: '/w/{array_index}'", "targets: {slurm: {array: 0-3}}"),
+        ("workdir: /tmp/w, args: ['--save={checkpoint_dir}']", "targets: {slurm: {array: 0-3}}"),
+        ("workdir: /tmp/w", "targets: {local: {}}"),
+    ],
+)
+def test_a_working_directory_that_no_two_trainings_save_to_is_no_warning(
+    train: str, top: str
+) -> None:
+    assert not findings(f"name: a\ntrain: {{script: /t.py, {train}}}\n{top}\n")
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        "{metric: val_loss, mode: min}",
+        "{metric: neg_loss, mode: max}",
+        "{metric: top1_error, mode: min}",
+        "{metric: test/acc, mode: max}",
+    ],
+)
+def test_a_metric_that_is_unknown_or_goes_the_right_way_is_no_warning(best: str) -> None:
+    text = spec(train=f"best: {best}\n  eval_every: 5 steps\n  early_stop: {{patience: 19}}")
+    assert not [each for each in findings(text) if not each.fatal]
 
 
 def test_lines_of_bash_are_read_once_for_all_tiers_and_run_nowhere(
@@ -449,7 +550,10 @@ UNFILLED = [
     ({"top": "env: {A: ~/tmp}"}, "6:10 env.A", "~"),
     ({"top": "env: {A: '/a:~/b'}"}, "6:10 env.A", "~"),
     ({"top": "env: {A: $1, B: 5$, C: a~/b, D: 'a$$b'}"}, "", ""),
-    ({"top": "checkpoint: {dir: a$1}"}, "", ""),
+    ({"top": "checkpoint: {dir: /a/$(whoami)/x}"}, "6:19 checkpoint.dir", "$(whoami)"),
+    ({"top": "python: /a/`arch`/python3"}, "6:9 python.interpreter", "`arch`"),
+    ({"top": "targets: {slurm: {login: h, dir: $(x)/y}}"}, "6:34 targets.slurm.dir", "$(x)"),
+    ({"top": "checkpoint: {dir: a$1`b}"}, "", ""),
 ]
 
 

@@ -166,6 +166,27 @@ def test_an_array_beside_a_sweep_is_refused_and_a_limit_without_one_has_no_effec
     assert "without a sweep" in alone
 
 
+# A script of a sweep, and what it is told of its working directory.
+WORKDIRS = [
+    ("workdir: /w, args: {lr: 1}", "", "all points of the sweep"),
+    ("workdir: /w, args: {lr: 1}", "nodes: 2\ntargets: {sky: {bucket: s3://bbb}}", ""),
+    ("workdir: /w, args: {lr: 1, out: x}", "", ""),
+    ("workdir: /w, args: {lr: 1, to: '{checkpoint_dir}'}", "", ""),
+    ("args: {lr: 1}", "", ""),
+]
+
+
+def with_workdir(train: str, top: str) -> str:
+    return f"name: a\ntrain: {{script: /t.py, {train}}}\nsweep: {{train.args.lr: [1, 2]}}\n{top}\n"
+
+
+@pytest.mark.parametrize(("train", "top", "word"), WORKDIRS)
+def test_a_working_directory_of_all_points_is_a_warning(train: str, top: str, word: str) -> None:
+    lines = errors(with_workdir(train, top))
+    assert len(lines) == bool(word)
+    assert all(word in line for line in lines)
+
+
 CHOSEN: list[tuple[str, str]] = [
     ("", "lr=1e-2,seed=0 lr=1e-2,seed=1 lr=1e-3,seed=0 lr=1e-3,seed=1"),
     ("lr=1e-2", "lr=1e-2,seed=0 lr=1e-2,seed=1"),

@@ -1,0 +1,132 @@
+"""The spec's lines of bash (`activate`, `setup`) that a user hardly means. Each gives a warning. Runs no bash. Pure.
+
+Knows one line at a time: ddpgen/adopt/lines.py has bash itself read them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import INTERFACE_VARIABLES, Conflict
+
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+HIDES_GPUS = (
+    "hides GPUs from every process, and the job counts on those of gpus_per_node",
+    "leave it out, and write gpus_per_node",
+)
+# A PATH of plain words that lacks the directory of a host's own programs.
+OTHER_PATH = re.compile(r"(?!(?:.*:)?(?:/usr)?/bin/?(?::|$))[^\s$`;&]*/[^\s$`;&]*")
+LOSES_PROGRAMS = "replaces the host's PATH, and so hides the host's own programs"
+
+# A line with an effect that ends with its shell.
+_OF_THE_SHELL = re.compile(
+    r"\s*((export|ulimit|cd)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
+)
+# Lines with a text for another program in them, which may have any form.
+_OTHER_TEXT = re.compile(r"<<|\s-c\s")
+# A whole line, its problem, its remedy.
+_LINES = (
+    (
+        re.compile(r"(?:export\s+[A-Za-z_]\w*|[A-Z_][A-Z0-9_]*)\s+=(?![=~]).*"),
+        "has a space before =, which bash does not take for a value",
+        "write export NAME=VALUE",
+    ),
+    (
+        re.compile(r"setenv\s+\w+.*"),
+        "is for csh, and bash has no setenv",
+        "write export NAME=VALUE",
+    ),
+)
+# Commands that fail if they find their own work. The line has no condition and no directory that goes with the job.
+_ONCE = (
+    (r"git clone\s", "write [ -d DIRECTORY ] || git clone URL DIRECTORY"),
+    (r"mkdir(?!.*\s--?\w*p)\s", "write mkdir -p"),
+    (r"ln(?=.*\s-\w*s)(?!.*\s--?\w*[fn])\s", "write ln -sfn"),
+)
+_PLAIN = r"(?!.*/(?:tmp|dev/shm|run)\b)[^;|&$`]*"
+# Words of a setup that may look for earlier work, or remove it.
+_GUARDS = re.compile(r"\b(if|case|for|while|rm|test|trap)\b|\[|\|\||&&|set \+e|cd .*[$`]|<<")
+
+
+def conflicts(job: JobSpec) -> Iterable[Conflict]:
+    """Return the warnings about the job's lines of bash."""
+    lists = {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
+    return chain(
+        *(_lines(field, entries) for field, entries in lists.items()),
+        _exports(job),
+        _lost(lists["setup"]),
+        _once(lists["setup"]) if job.persists("/") else (),
+    )
+
+
+def _each(field: str, entries: Sequence[str]) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield each line, after the fields of a warning about it."""
+    for i, entry in enumerate(entries):
+        for line in entry.splitlines():
+            yield (f"{field}[{i}]", field), line.strip()
+
+
+def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
+    """Yield the lines that `bash -n` accepts, and that fail or do harm."""
+    if _OTHER_TEXT.search("\n".join(entries)):
+        return
+    for fields, line in _each(field, entries):
+        for pattern, problem, remedy in _LINES:
+            if pattern.fullmatch(line):
+                yield Conflict(fields, problem, remedy, fatal=False)
+        path = re.fullmatch(r"(?:export\s+)?PATH=[\"']?(.*?)[\"']?", line)
+        if path and OTHER_PATH.fullmatch(path[1]):
+            yield Conflict(fields, LOSES_PROGRAMS, f"write export PATH={path[1]}:$PATH", False)
+
+
+def _exports(job: JobSpec) -> Iterator[Conflict]:
+    """Yield the variables in `activate` that the supervisor replaces, or that hide GPUs which the job needs."""
+    threads, gpus = str(job.train.threads), job.gpus_per_node or 0
+    nic = "write nic: with one exact name, like eth0"
+    pinned: Mapping[str, tuple[str | None, str, str]] = {
+        "OMP_NUM_THREADS": (threads, "train.threads", "write train: {threads: N}"),
+        **dict.fromkeys(INTERFACE_VARIABLES, (job.nic, "nic", nic)),
+    }
+    for fields, line in _each("python.activate", job.python.activate):
+        words = (
+            re.findall(r"\s(\w+)=[\"']?([^\s\"';&]*)", line) if line.startswith("export") else ()
+        )
+        for name, value in words:
+            value_of_job, field, remedy = pinned.get(name, (value, "", ""))
+            if value.lstrip("=") != value_of_job and name not in job.env:
+                problem = f"{name} has no effect here, because the job sets the variable by {field}"
+                yield Conflict(fields, problem, remedy, fatal=False)
+            hidden = len(list(filter(None, value.split(",")))) < gpus
+            if name in HIDING and hidden and "$" not in value:
+                yield Conflict(fields, *HIDES_GPUS, fatal=False)
+
+
+def _lost(setup: Sequence[str]) -> Iterator[Conflict]:
+    """Yield the lines of setup that neither the training nor a later line of setup notices."""
+    noticed = False
+    for i, text in reversed([*enumerate(setup)]):
+        fields = (f"setup[{i}]", "setup")
+        noticed = noticed or not all(map(_OF_THE_SHELL.fullmatch, text.splitlines()))
+        if text.lstrip().startswith("#SBATCH"):
+            remedy = "write the field for it, or extra"
+            yield Conflict(
+                fields, "is a comment, because sbatch does not read setup", remedy, False
+            )
+        elif not noticed and not text.lstrip().startswith("#"):
+            problem = "ends with setup, whose shell the training does not share"
+            remedy = "write it in python.activate, or a variable in env"
+            yield Conflict(fields, problem, remedy, False)
+
+
+def _once(setup: Sequence[str]) -> Iterator[Conflict]:
+    """Yield the lines of setup that fail at the second start, on a machine that keeps its files."""
+    if _GUARDS.search("\n".join(setup)):
+        return
+    for fields, line in _each("setup", setup):
+        for command, remedy in _ONCE:
+            if re.fullmatch(command + _PLAIN, line):
+                problem = "fails at the next start, which finds what this one has made"
+                yield Conflict(fields, problem, remedy, fatal=False)
