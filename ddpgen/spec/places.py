@@ -62,7 +62,7 @@ class HostDirectory(HostPath):
     """A directory on the hosts."""
 
     def parse(self, raw: Scalar) -> str:
-        return checked(super().parse(raw), _url_for_directory)
+        return checked(super().parse(raw), _url_for_path)
 
 
 class EnvironmentPath(HostPath):
@@ -134,7 +134,7 @@ def checkpoint_fault(place: str) -> Refused | None:
 
 def directory_fault(path: str) -> Refused | None:
     """Return the refusal of a directory that a job wants for itself; None if the job may have it."""
-    if fault := _url_for_directory(path) or path_fault(path):
+    if fault := _url_for_path(path) or path_fault(path):
         return fault
     normal = posixpath.normpath(path)
     if normal in (".", "/", "//") or posixpath.basename(normal) == "..":
@@ -146,11 +146,11 @@ def directory_fault(path: str) -> Refused | None:
     return _step_fault(normal)
 
 
-def _url_for_directory(path: str) -> Refused | None:
-    """Return the refusal of a URL where a directory belongs."""
+def _url_for_path(path: str) -> Refused | None:
+    """Return the refusal of a URL where a path belongs."""
     if not re.match(r"[a-z][a-z0-9]*://", path):
         return None
-    return Refused(f"{show(path)} is a URL, and no directory", "write a path on the hosts")
+    return Refused(f"{show(path)} is a URL, and no path", "write a path on the hosts")
 
 
 def _step_fault(path: str) -> Refused | None:
@@ -177,10 +177,18 @@ def checkpoint_file_fault(pattern: str) -> Refused | None:
 
 
 def _pattern_fault(pattern: str) -> Refused | None:
-    """Return the refusal of a pattern that Python's glob reads in another way than a shell."""
+    """Return the refusal of a pattern that Python's glob reads in another way than a shell, or not at all."""
+    if fault := _url_for_path(pattern):
+        return fault
     if "**" in pattern.split("/"):
         problem = f"{show(pattern)} has **, which stands for one directory here"
         return Refused(problem, "write * for each directory, like */*/DONE")
+    if braces := re.search(r"\{([^{}/]*(?:,|\.\.)[^{}/]*)\}", pattern):
+        problem = f"{show(pattern)} has {braces[0]}, which only a shell takes apart"
+        return Refused(problem, "write [0-9] for a digit, * for any text, or a list of patterns")
+    if number := re.search(r"%[0-9]*d", pattern):
+        problem = f"{show(pattern)} has {number[0]}, which stands for itself here"
+        return Refused(problem, "write * for the number")
     if "[" in re.sub(r"\[!?(\][^]/]*|[^]/]+)\]", "", pattern):
         problem = f"{show(pattern)} has a [ without its ]"
         return Refused(problem, "close it, or write [[] for the character itself")

@@ -73,6 +73,9 @@ REFUSED = [
         "8:49 targets.sky.bucket.prefix",
         "another job",
     ),
+    (SCRIPT.format("resume: {exists: 'out/ckpt-{0..9}.pt'}"), "3:40 train.resume.exists", "[0-9]"),
+    (SCRIPT.format("resume: {exists: out/ckpt-%05d.pt}"), "3:40 train.resume.exists", "%05d"),
+    (SCRIPT.format("resume: {exists: s3://bbb/x.pt}"), "3:40 train.resume.exists", "URL"),
 ]
 
 
@@ -106,8 +109,8 @@ TABLES: list[tuple[Callable[[str], object], str, str]] = [
         "ck  ~  ../ck  ./a/b  /data/ck  ~/ck  /dev/shm/x  /devices/x  runs/..x/y  runs/v1..  /data/lock",
         ".  ..  ./  /  //  ~/..  a/..  ../x/..  ../..  /dev  /dev/shm  /proc/x  /sys  ~you/x  $HOME/x  ${A}/x",
     ),
-    (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE  a**/DONE  [0-9]/[]a]/[!]]/[[]/D", "DONE  {checkpoint_dir}/DONE  $X/*/DONE  a/**/D  [/D  a/[!b  []/D"),
-    (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt", ".  {checkpoint_dir}  $X/a.pt"),
+    (places.guard_fault, "ckpt-*/DONE  {checkpoint_dir}/*/DONE  a**/DONE  [0-9]/[]a]/[!]]/[[]/D  {job},{array_index}/D", "ckpt-{a,b}/D  s3://b/D  DONE  {checkpoint_dir}/DONE  $X/*/DONE  a/**/D  [/D  a/[!b  []/D"),
+    (places.checkpoint_file_fault, "*.pt  {checkpoint_dir}/a.pt  /a.pt  ~/a.pt  {job}-{x}.pt  100%.pt", "{a,b}.pt  a-%d.pt  .  {checkpoint_dir}  $X/a.pt"),
     (places.program_fault, "python3.12  /opt/x/python  ~/v/bin/python  my-bash-python", "bin/python  python3;ls  ~you/p  /$A/p  3.11  ~/v/bin/activate  pip3  torchrun"),
     (
         places.url_fault,
