@@ -149,7 +149,14 @@ class Value(Text):
     """The value of an environment variable: any text, or "" in quotes."""
 
     def parse(self, raw: Scalar) -> str:
-        return "" if raw.quoted and not raw.text else super().parse(raw)
+        try:
+            return "" if raw.quoted and not raw.text else super().parse(raw)
+        except Refused as refused:
+            if raw.tag != "bool":
+                raise
+            number = int(boolean_word(raw.text) == "true")
+            remedy = f"{refused.remedy}, or {number} for a program that reads numbers"
+            raise Refused(refused.problem, remedy) from None
 
 
 class WholeNumber(Leaf):

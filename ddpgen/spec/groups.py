@@ -37,7 +37,7 @@ Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
 # write dashes for the underscores.
 FOREIGN_NAMES = {
     "nproc_per_node": "procs_per_node", "nnodes": "nodes", "max_restarts": "restarts",
-    "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
+    "rdzv_backend": "rendezvous", "rdzv_endpoint": "rendezvous", "master_addr": "rendezvous", "master_port": "rendezvous",
     "job_name": "name", "ntasks": "procs_per_node", "ntasks_per_node": "procs_per_node",
     "ntasks_per_gpu": "procs_per_node", "cpus_per_task": "cpus_per_proc", "gpus": "gpus_per_node",
     "gpus_per_task": "gpus_per_node", "gres": "gpus_per_node", "mem_per_cpu": "mem",
@@ -121,6 +121,10 @@ class Walk:
         group, field = ("", "") if misspelt else self._group_with_field(word)
         if word == "profile" and len(key_path) > 1:  # torch's, sbatch's, or a layer of the spec
             remedy = "train: {profile: …} traces steps; a site's profile stands at the top: profile: NAME"
+        elif (
+            word == "strategy" and "recovery" not in known_keys
+        ):  # Lightning's, or that of SkyPilot's recovery
+            remedy = "leave the key out: every job trains with DDP"
         elif option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:

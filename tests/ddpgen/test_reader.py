@@ -253,6 +253,7 @@ VALUES = [
     ("workload: gpd", "7:13 train.workload", "gpd"),
     ("best: true\n  eval_every: 5 steps", "8:9 train.best", "name of a metric"),
     ("workload: a.py", "7:13 train.workload", "FILE.py:FUNCTION"),
+    ("strategy: ddp", "8:3 train.strategy", "leave the key out"),
 ]
 
 
@@ -295,6 +296,8 @@ LINES = [
     ("secrets: [{A: file:/a, B: file:/b}]", "8:11 secrets[0]", "dash"),
     ("checkpoint: {every: 200}", "8:21 checkpoint.every", "200 steps"),
     ('"a\\nb\\e[31m\u202e": 1', "8:1 a\nb\x1b[31m\u202e", "unknown"),
+    ("rdzv_backend: c10d", "8:1 rdzv_backend", "did you mean rendezvous?"),
+    ("env: {NCCL_IB_DISABLE: yes}", "8:24 env.NCCL_IB_DISABLE", "or 1 for a program"),
 ]
 
 

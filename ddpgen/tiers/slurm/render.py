@@ -212,7 +212,7 @@ def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     yield from _warning(job)
     every, saves = job.checkpoint.every, job.train.program_field == "workload"
     if saves and job.time and every != Checkpoint.every and (every.seconds or 0) >= job.time:
-        problem = f"{every} is no shorter than the time limit, so only the warning saves"
+        problem = "is no shorter than the time limit, so only the warning saves"
         yield Conflict(("checkpoint.every", "time"), problem, "write a shorter period", False)
     if job.warning and job.warning > directives.LONGEST_WARNING_S:
         problem = f"Slurm warns at most {directives.LONGEST_WARNING_S:g} s before the end"
