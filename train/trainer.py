@@ -298,8 +298,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # After its last step, a run writes the checkpoint and then evaluates. So the loaded checkpoint may lack that
-            # evaluation.
+            # After its last step, a run saves and then evaluates. So the loaded checkpoint may lack that evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -408,10 +407,8 @@ class Trainer:
         return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last checkpoint and the final status. If the checkpoint fails, raise TrainError on every rank.
-
-        If the outcome is LEFT, write no final status, and raise nothing.
-        """
+        """Write the last checkpoint and the final status. If the checkpoint fails, raise TrainError on every rank. After
+        LEFT, write no final status, and raise nothing."""
         reason = ""
         if outcome is Outcome.STOPPED:
             # Perhaps not every rank knows the reason. The status of every host must give the same reason.

@@ -26,8 +26,11 @@ from tests.ddpgen.answers import answer, managed
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
 
-SKY = GPT + "targets:\n  sky: {bucket: s3://ours}\n"
-SECRET = GPT + "targets:\n  sky: {bucket: s3://ours, secrets: [WANDB_API_KEY, HF_TOKEN]}\n"
+SKY = GPT + "targets:\n  sky: {bucket: s3://ours, python: /opt/python}\n"
+SECRET = (
+    GPT
+    + "targets:\n  sky: {bucket: s3://ours, python: /opt/python, secrets: [WANDB_API_KEY, HF_TOKEN]}\n"
+)
 LAUNCHED = """\
 0
 YAML to run: sky.yaml

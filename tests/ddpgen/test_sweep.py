@@ -169,7 +169,11 @@ def test_an_array_beside_a_sweep_is_refused_and_a_limit_without_one_has_no_effec
 # A script of a sweep, and what it is told of its working directory.
 WORKDIRS = [
     ("workdir: /w, args: {lr: 1}", "", "all points of the sweep"),
-    ("workdir: /w, args: {lr: 1}", "nodes: 2\ntargets: {sky: {bucket: s3://bbb}}", ""),
+    (
+        "workdir: /w, args: {lr: 1}",
+        "nodes: 2\npython: /opt/python\ntargets: {sky: {bucket: s3://bbb}}",
+        "",
+    ),
     ("workdir: /w, args: {lr: 1, out: x}", "", ""),
     ("workdir: /w, args: {lr: 1, to: '{checkpoint_dir}'}", "", ""),
     ("args: {lr: 1}", "", ""),
