@@ -23,7 +23,7 @@ from ddpgen.spec.rules import TORCHRUN_VARIABLES, WORKLOADS, Conflict
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # A placeholder, or the beginning of a path with a placeholder that is not closed. {{name}} reaches the script as {name}.
 _BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
-# What a shell fills in: a variable, and ~ at the beginning of a word.
+# A shell fills these in: a variable, and ~ at the beginning of a word.
 _FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]+)\})|^~(?=/)")
 # A source with one of these may fill in what a shell would.
 _FILLS_IN = re.compile(

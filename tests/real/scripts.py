@@ -14,7 +14,7 @@ from tests.real import jobs
 
 FRAMEWORKS = jobs.ROOT / ".venv-frameworks" / "bin"
 
-# Of each example: an argument that makes it long enough, and the weights it leaves.
+# Example → an argument that makes it long enough, and the weights it leaves.
 SCRIPTS = {
     "huggingface": ("--epochs=4", "out/final/model.safetensors"),
     "lightning": ("--epochs=7", "final.pt"),

@@ -65,7 +65,7 @@ def test_a_field_of_another_type_makes_it_none(odd: dict[str, Any]) -> None:
 
 
 def test_a_class_of_a_module_that_a_script_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script may have a `train` of its own. What ddpgen reads after that still has the names of its own modules."""
+    """A script may have a `train` of its own. The classes that ddpgen reads after that still have the names of its own modules."""
     name = view.__name__
     monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(typed.HIDDEN, name, view)
