@@ -184,8 +184,8 @@ class Trainer:
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
         """Resume from the newest checkpoint. Returns the name of the host that sent it to rank 0, or "".
 
-        Raises TrainError if a setting has changed since the checkpoint and the user has not accepted the change, if the
-        checkpoint does not fit the model, or if its step is beyond `last_step`.
+        Raises TrainError if the checkpoint has other settings and the user has not accepted them, or does not fit the
+        model, or is of a step beyond `last_step`.
         """
         newest = find_newest(directory, self.world, fence.check if fence else lambda: None)
         if newest is None:

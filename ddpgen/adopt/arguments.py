@@ -242,7 +242,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterator[Conflict]:
-    """Yield the faults of a list of words whose long options have none."""
+    """Yield the faults of a list of words, if the long options in it are right."""
     try:
         seen, others = _divided(words, options)
     except ValueError as error:

@@ -41,7 +41,7 @@ class Script:
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the first names of the modules that a source imports; "" for one beside it."""
+    """Return the first names of the modules that a source imports; "" for a relative import."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -123,7 +123,7 @@ def _read_by_shell(words: Sequence[str]) -> str:
 
 
 def _first_line(program: str, file: Path) -> Iterator[Conflict]:
-    """Yield the fault of a text's first line, because of which the kernel does not start it."""
+    """Yield the fault of a file's first line, if the kernel cannot start the file because of it."""
     head = _text(file)[:4096]
     interpreter, problem = head.startswith(b"#!"), ""
     if not interpreter and head.strip() and b"\0" not in head:

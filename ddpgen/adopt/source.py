@@ -59,7 +59,7 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
 def is_closed(job: JobSpec, home: Path, pattern: re.Pattern[bytes], *harmless: str) -> bool:
     """True if all that the job's own Python does stands in its file, and the file does not match `pattern`.
 
-    `harmless`: modules that it may import beside those of Python, torch and numpy.
+    `harmless`: modules that it may import, as it may those of Python, torch and numpy.
     """
     path = python_file(job, home)
     tree = parsed(path, "") if path else None

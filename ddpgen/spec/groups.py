@@ -121,9 +121,7 @@ class Walk:
         group, field = ("", "") if misspelt else self._group_with_field(word)
         if word == "profile" and len(key_path) > 1:  # torch's, sbatch's, or a layer of the spec
             remedy = "train: {profile: …} traces steps; a site's profile stands at the top: profile: NAME"
-        elif (
-            word == "strategy" and "recovery" not in known_keys
-        ):  # Lightning's, or that of SkyPilot's recovery
+        elif word == "strategy" and "recovery" not in known_keys:  # Lightning's, not SkyPilot's
             remedy = "leave the key out: every job trains with DDP"
         elif option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"

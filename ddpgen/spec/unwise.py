@@ -15,8 +15,10 @@ from ddpgen.spec.rules import WORKLOADS, Conflict
 from ddpgen.spec.secrets import exposes_secret
 
 _DAY_S = 86400.0
-_LEAST_MIB = 256  # of memory for each process, below which Python with torch does not start
-# Directories that each node has for itself, and that it empties: at a boot, or file by file after some days.
+# Memory of a process. Python with torch does not start in less.
+_LEAST_MIB = 256
+
+# Directories of each node. The node empties them, at a boot or file by file after some days.
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/user")
 # Variable → its effect, and the remedy. A name that ends in _ stands for all variables that begin with it.
 _VARIABLES: Mapping[str, tuple[str, str]] = {
@@ -28,7 +30,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
     "TORCHELASTIC_": ("is set by torchrun for each process", "leave it out"),
 }
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
-# Names of a metric, behind val_ or the like, of which less is better, and more.
+# A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
 # Words of a program that show a place of its own for what it saves.
 _OWN_PLACE = re.compile(

@@ -227,7 +227,7 @@ def test_without_torch_all_but_the_tensor_is_said(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "the runs part at step 1: seed: 0 -> 1"
     assert said[2].startswith("weights of step 3: they differ; ")
-    assert "without torch" in said[2]
+    assert "without torch, which is not installed here, no tensor can be named" in said[2]
 
 
 def test_json_holds_all_of_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

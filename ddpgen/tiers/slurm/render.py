@@ -65,7 +65,7 @@ _OPTIONS = {
 
 # An option of srun that sbatch lacks → the remedy.
 _OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
-# Options that ask for GPUs beside the fields. --gres has a rule of its own.
+# Options that ask for GPUs without a field. --gres has a rule of its own.
 _GPUS = re.compile(r"--gpus(?:-per-socket)?=(?!(?:.*:)?0$)|--tres-per-task=(?:.*,)?gres[:/]gpu\b")
 
 

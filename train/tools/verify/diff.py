@@ -292,9 +292,7 @@ def _weights(step: int, a: Path, b: Path) -> Weights | None:
     except OSError as error:
         raise TrainError(f"{error.filename} cannot be read: {error.strerror}") from None
     except ImportError:
-        reason = (
-            "they differ; which tensor cannot be reason without torch, which is not installed here"
-        )
+        reason = "they differ; without torch, which is not installed here, no tensor can be named"
     except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
         reason = f"they cannot be loaded: {error}"
     if tensor is None and not reason:
