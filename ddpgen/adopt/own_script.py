@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpgen.adopt.arguments import Option, Options, option_values, options_of, reads_settings_file
+from ddpgen.adopt.arguments import option_values, reads_settings_file
 from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
+from ddpgen.adopt.parser import Option, Options, options_of
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict

@@ -89,19 +89,19 @@ def _for_a_shell(job: JobSpec, home: Path) -> Iterator[Conflict]:
     ]
     words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
     unfilled = [
-        (field, found)
+        (field, match)
         for field, word in words
-        if isinstance(word, str) and (found := _FOR_A_SHELL.search(word))
+        if isinstance(word, str) and (match := _FOR_A_SHELL.search(word))
     ]
     if train.command and unfilled:
         # A program that the command starts may know ~.
         sure = commands.passes_words_on(job, home)
-        unfilled = [(field, found) for field, found in unfilled if sure and found[0] != "~"]
+        unfilled = [(field, match) for field, match in unfilled if sure and match[0] != "~"]
     elif unfilled and not source.is_closed(job, home, _FILLS_IN):
         return
-    for field, found in unfilled:
-        index = "SLURM_ARRAY_TASK_ID" in found.groups() and train.program_field != "workload"
-        problem = f"is passed as it is written: no shell fills in {found[0]}"
+    for field, match in unfilled:
+        index = "SLURM_ARRAY_TASK_ID" in match.groups() and train.program_field != "workload"
+        problem = f"is passed as it is written: no shell fills in {match[0]}"
         yield warning(field, problem, "write {array_index}" if index else "write the value itself")
 
 

@@ -41,7 +41,7 @@ from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.registry import TIERS
 from ddpgen.tiers.sky import machines, requirement
 from ddpgen.tiers.sky import render as sky
-from ddpgen.tiers.slurm import notation
+from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
     test_hosts,
@@ -63,6 +63,7 @@ MODULES = (
     arguments,
     bashlines,
     commands,
+    container,
     fields,
     groups,
     hosts,

@@ -170,6 +170,20 @@ def test_the_loss_of_another_process_is_never_the_cause_that_is_final(job: Job) 
         assert job.status == job.says("running", why)
 
 
+READS = """\
+import gc, types
+modules = {m.__name__: m for m in gc.get_objects() if isinstance(m, types.ModuleType)}
+typed, view = modules["train.base.typed"], modules["train.health.view"]
+typed._hints.cache_clear()
+print(typed.convert(view.Preflight, {"ok": True}) == view.Preflight(True))
+"""
+
+
+def test_what_is_read_while_the_script_runs_has_the_names_of_our_modules(tmp_path: Path) -> None:
+    """They are hidden from the script, which may have a module `train` of its own."""
+    assert ForkedJob(tmp_path).run(READS) == (0, "True\n")
+
+
 def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job) -> None:
     assert job.run("raise KeyError('data')")[0] == 1
     assert job.status.word == "running"

@@ -8,60 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import rules, unwise
-from ddpgen.spec.fields import did_you_mean, show, similar
+from ddpgen.spec.fields import show, similar
 from ddpgen.spec.groups import SBATCH_OPTIONS
 from ddpgen.spec.job import Checkpoint, Stop
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
-from ddpgen.tiers.slurm import directives, environment
-from ddpgen.tiers.slurm.fields import SIZE, Container, SlurmJob
+from ddpgen.tiers.slurm import container, directives, environment
+from ddpgen.tiers.slurm.fields import SIZE, SlurmJob
 from ddpgen.tiers.slurm.notation import node_names
-
-# Runtime → the transports of an image that it knows.
-_TRANSPORTS = {
-    "apptainer": ("docker", "docker-daemon", "docker-archive", "oci", "oci-archive", "library", "oras", "shub", "http",
-                  "https", "instance"),
-    "pyxis": ("docker", "dockerd", "podman"),
-}  # fmt: skip
-# Runtime → forms of an image that it refuses or misreads: the pattern, the problem, the remedy, and True for an error.
-_FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
-# No path in a bundle's `code`, no absolute path, no transport, and no word that the supervisor fills in.
-_RELATIVE = r"(?!(?:\./)?code(?:/|$)|[/~{]|docker-|oci|.*://)"
-_IN_BUNDLE = "is looked for in the bundle, which holds only files of code"
-_IMAGES = {
-    "apptainer": (
-        (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
-        (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
-        (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
-        (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
-    ),
-    "pyxis": (
-        (r"(?:docker://)?([^/#.][^/#]*[.:][^/#]*)/(?!/)([^#]+)", "is looked for at Docker Hub", r"write docker://\1#\2", False),
-        (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
-    ),
-}  # fmt: skip
-_VARIABLES_LOST = "takes away the variables of Slurm and ddpgen that each node needs"
-# The same for an option.
-_OPTIONS = {
-    "apptainer": (
-        (r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),
-        (r"--cleanenv|--containall|-[eC]", _VARIABLES_LOST, "leave it out", True),
-    ),
-    "pyxis": (
-        (r"--export=(?!(?:.*,)?ALL(?:,|$)).*", _VARIABLES_LOST, "leave it out", True),
-        (r"-[nN]\d*|--(?:nodes|ntasks|ntasks-per-node)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
-        (r"--(?:nv|nvccli|rocm|bind|cleanenv|containall|fakeroot|writable-tmpfs|pwd)(?:=.*)?",
-         "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
-    ),
-}  # fmt: skip
 
 # An option of srun that sbatch lacks → the remedy.
 _OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
@@ -271,7 +233,7 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
 def _environment(job: SlurmJob) -> Iterator[Conflict]:
     environment_fields = job.environment
     if environment_fields.container is not None:
-        yield from _container(environment_fields.container)
+        yield from container.check(environment_fields.container)
     chosen = [name for name in ("conda", "venv", "uv") if getattr(environment_fields, name)]
     if len(chosen) > 1:
         problem = f"{' and '.join(chosen)} are both given"
@@ -281,48 +243,6 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         if path and not path.startswith(("/", "~")):
             problem = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")
-
-
-def _container(container: Container) -> Iterator[Conflict]:
-    """Yield the parts of the container that its runtime would refuse or misread."""
-    field, runtime = "environment.container", container.runtime
-    fields: tuple[str, ...] = (f"{field}.image", field)
-    yield from _misfits(_IMAGES[runtime], container.image, fields)
-    transport, is_url, _ = container.image.partition("://")
-    if is_url and transport not in _TRANSPORTS[runtime]:
-        remedy = did_you_mean(transport, _TRANSPORTS[runtime])
-        yield Conflict(fields, f"{runtime} knows no {transport}://", remedy, False)
-    yield from _mounts(container, f"{field}.mounts")
-    for i, word in enumerate(container.options):
-        fields = (f"{field}.options[{i}]", f"{field}.options")
-        yield from _misfits(_OPTIONS[runtime], word, fields)
-        if i == 0 and not word.startswith("-"):
-            yield Conflict(fields, f"{show(word)} would be the image", "write options, like --NAME")
-        if re.match(r"--?[A-Za-z][\w-]* +\S", word):
-            problem = f"{show(word)} is one word with a space in it"
-            words = ", ".join(f'"{part}"' for part in word.split())
-            yield Conflict(fields, problem, f"write a list of words: [{words}]")
-
-
-def _mounts(container: Container, field: str) -> Iterator[Conflict]:
-    for i, mount in enumerate(container.mounts):
-        fields = (f"{field}[{i}]", field)
-        source, *rest = mount.split(":")
-        # A comma separates several mounts or options. The runtime itself judges these.
-        misfit = rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/"))
-        if misfit or mount.startswith("-"):
-            problem = f"{show(mount)} is no mount: the target is an absolute path"
-            yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
-        elif container.runtime == "apptainer" and re.match(_RELATIVE, source) and "," not in mount:
-            yield Conflict(fields, f"{show(mount)} {_IN_BUNDLE}", "write ~/path or /path")
-
-
-def _misfits(
-    misfits: Iterable[tuple[str, str, str, bool]], text: str, fields: tuple[str, ...]
-) -> Iterator[Conflict]:
-    for pattern, problem, remedy, fatal in misfits:
-        if match := re.fullmatch(pattern, text):
-            yield Conflict(fields, f"{show(text)} {problem}", match.expand(remedy), fatal)
 
 
 def _secrets(job: SlurmJob) -> Iterator[Conflict]:

@@ -1,0 +1,128 @@
+"""The options of a training script, read from the calls of its one argparse parser, or from its globals. Pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddpgen.adopt.calls import Script, name_of, text_of
+
+# Actions of argparse that take no value.
+_FLAGS = (
+    "store_true", "store_false", "store_const", "append_const", "count", "help", "version", "BooleanOptionalAction",
+)  # fmt: skip
+_ACTIONS = (*_FLAGS, "", "store", "append", "extend")
+_NARGS = (None, "?", "*", "+")  # or a number
+HELP: tuple[str, ...] = ("-h", "--help")
+
+
+class Option(NamedTuple):
+    """One argument of argparse.
+
+    `flag`: it takes no value. `wants_value`: it fails without a value. `negated`: it has a form --no-NAME. `read`: int,
+    float or bool, if the script makes one of the value. `choices`: the values that it may have; () for any. `nargs`:
+    argparse's. `single`: of several, the last one counts. `on`: it is true if it is not given. `required`: it has to be
+    given. `known`: the source shows what argparse makes of it.
+    """
+
+    flag: bool = False
+    wants_value: bool = False
+    negated: bool = False
+    read: type[int | float] | None = None
+    choices: tuple[object, ...] = ()
+    nargs: int | str | None = None
+    single: bool = False
+    on: bool = False
+    required: bool = False
+    known: bool = True
+
+
+class Options(NamedTuple):
+    """The options of the script's one argparse parser, or its globals that arguments replace. `long`: by the name behind
+    `--`. `needed`: the names of the arguments that have to be given. `arguments`: all of the parser, by their names with
+    dashes; empty if the source does not show how they divide a list of words."""
+
+    long: Mapping[str, Option]
+    needed: tuple[str, ...]
+    arguments: Mapping[tuple[str, ...], Option]
+
+    def named(self, name: str, abbreviated: bool) -> Option | None:
+        """Return the option that argparse takes `name` for; None for an unknown one, or one that may be several."""
+        negated = {
+            f"no-{n}": Option(flag=True) for n, option in self.long.items() if option.negated
+        }
+        known = {**self.long, **negated}
+        meant = [option for n, option in known.items() if abbreviated and n.startswith(name)]
+        return known.get(name) or (meant[0] if len(meant) == 1 else None)
+
+
+def options_of(script: Script) -> Options | None:
+    """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
+    if script.settings:
+        return Options(dict.fromkeys(script.settings, Option()), (), {})
+    parsers = [call for call in script.calls if name_of(call.func) == "ArgumentParser"]
+    if len(parsers) != 1 or "parse_args" not in script.called:
+        return None
+    if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
+        return None
+    of_parser = {keyword.arg for keyword in parsers[0].keywords}
+    if of_parser & {"parents", "prefix_chars", "fromfile_prefix_chars", None}:
+        return None
+    arguments = {HELP: Option(flag=True)} if "add_help" not in of_parser else {}
+    for call in sorted(script.calls, key=lambda call: call.lineno):
+        if name_of(call.func) == "add_argument":
+            names = tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant))
+            option = _option({keyword.arg: keyword.value for keyword in call.keywords})
+            if not names or len(names) != len(call.args) or option.nargs in ("REMAINDER", "..."):
+                return None  # a computed name, or an argument that takes the options behind it
+            arguments[names] = option
+    return _options(arguments, script)
+
+
+def _options(arguments: Mapping[tuple[str, ...], Option], script: Script) -> Options:
+    """Return the options of a parser with these arguments, by their names with dashes."""
+    long: dict[str, Option] = {}
+    needed = []
+    for names, option in arguments.items():
+        own = [name[2:] for name in names if name.startswith("--")]
+        long |= dict.fromkeys(own if names != HELP else (), option)
+        if option.required or (not names[0].startswith("-") and option.nargs is None):
+            needed.append(own[0] if own else names[0])
+    # A script that handles the words itself may take some away from argparse.
+    handled = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(script.tree))
+    shown = not handled and all(option.known for option in arguments.values())
+    return Options(long, tuple(needed), arguments if shown else {})
+
+
+def _option(keywords: Mapping[str | None, ast.expr]) -> Option:
+    """Return the option that add_argument() makes of these keywords."""
+    action, read, required, on = (
+        text_of(keywords[name]) if name in keywords else ""
+        for name in ("action", "type", "required", "default")
+    )
+    choices: tuple[object, ...] = ()
+    if read in ("", "str", "int", "float"):
+        match keywords.get("choices"):
+            case ast.List(elts) | ast.Tuple(elts) | ast.Set(elts):
+                choices = tuple(each.value for each in elts if isinstance(each, ast.Constant))
+                choices = choices if len(choices) == len(elts) else ()
+    nargs: Any = None
+    if "nargs" in keywords:
+        value = keywords["nargs"]
+        nargs = value.value if isinstance(value, ast.Constant) else name_of(value)
+    numbers: Mapping[str, type[int | float]] = {"int": int, "float": float, "bool": bool}
+    return Option(
+        flag=action in _FLAGS,
+        wants_value="nargs" not in keywords and action in ("", "store", "append"),
+        negated=action == "BooleanOptionalAction",
+        read=numbers.get(read),
+        choices=choices,
+        nargs=nargs,
+        single=action in ("", "store"),
+        on=on == "True",
+        required=required == "True",
+        known=action in _ACTIONS
+        and None not in keywords
+        and (nargs in _NARGS or isinstance(nargs, int)),
+    )
