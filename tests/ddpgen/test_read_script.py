@@ -373,6 +373,7 @@ UNREADABLE = [
 ]
 UNREADABLE_WORDS = [
     ("[squares, '1']", "train.args", "wants --out"),
+    ("[squares, '1', -z]", "train.args[2]", "no option -z"),
     ("[squares, --out, x]", "train.args", "wants size"),
     ("[squares, '1', --out, x, more]", "train.args[4]", 'no argument for "more"'),
     ("[python, t.py, squares, '1', --out=x]", "train.args[2]", 'no argument for "squares"'),
@@ -809,6 +810,7 @@ COMMANDS = [
     ("[bash, -c, '. ./t.sh', x, --lr, 1]", ""),
     ("[bash, -c, ./t.sh, training]", ""),
     ("[~/t, --more, --lr 1]", ""),
+    ("[ssh, host, ./t.sh]\nprocs_per_node: 1", ""),
 ]
 # A command with the files of write_programs().
 FILES = [
@@ -823,6 +825,7 @@ FILES = [
     ("[./a.sh, bash, -c, ./x $DATA]", ""),
     ("[bash, /opt/c.sh, $DATA]", ""),
     ("[bash, no-line.sh]", ""),
+    ("[./program]", ""),
     ("[bash, a.sh]", ""),
     ("[sh, b.sh]", ""),
     ("[bash, -c, c.sh]", ""),
@@ -833,7 +836,8 @@ FILES = [
 
 
 def with_command(command: str) -> str:
-    return f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\nprocs_per_node: 2\n"
+    command, _, procs = command.partition("\nprocs_per_node: ")
+    return f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\nprocs_per_node: {procs or 2}\n"
 
 
 @pytest.mark.parametrize(("command", "expected"), COMMANDS)
@@ -850,6 +854,7 @@ def write_programs(place: Path) -> None:
         ("b.sh", 0o644, ""),
         ("no-line.sh", 0o755, "./train\n"),
         ("crlf.sh", 0o755, "#!/bin/sh\r\n./train\r\n"),
+        ("program", 0o755, "\x7fELF\0"),
     ):
         (place / "code" / name).write_text(text, newline="")
         (place / "code" / name).chmod(mode)
@@ -907,6 +912,7 @@ LOST = [
     ("", "'/ckpt/last.pt'", "", ""),
     (", resume: {exists: '{checkpoint_dir}/x.pt', args: --resume}", "'x.pt'", "", ""),
     (", workdir: /checkpoints/work", "'x.pt'", "", ""),
+    (", workdir: '{checkpoint_dir}/work', guard: ckpt-*/DONE", "'x.pt'", "", ""),
 ]
 
 

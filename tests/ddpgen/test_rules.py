@@ -273,6 +273,16 @@ UNWISE = [
     ({"top": "env: {SBATCH_PARTITION: gpu}"}, "6:25 env.SBATCH_PARTITION", "sbatch"),
     ({"top": "env: {PATH: /opt/bin}"}, "6:13 env.PATH", "own programs"),
     (
+        {"top": "env: {OMP_NUM_THREADS: 4}\npython: {activate: [export OMP_NUM_THREADS=8]}"},
+        "6:24 env.OMP_NUM_THREADS",
+        "threads",
+    ),
+    (
+        {"train": "best: loss\n  eval_every: 100 steps\n  early_stop: {patience: 2}"},
+        "13:15 train.eval_every",
+        "choose from",
+    ),
+    (
         {"top": "python: {activate: [':', export OMP_NUM_THREADS=8]}"},
         "6:26 python.activate[1]",
         "threads",

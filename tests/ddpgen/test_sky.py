@@ -653,10 +653,16 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "python: ~/miniconda3/bin/python",
         "python: {activate: [source ~/.bashrc, module load x || true]}",
         "rendezvous: {launcher: env}",
+        "requirements: [torch==2.13.0], setup: mkdir /data",
     ],
 )
 def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:
     assert not findings(on_sky(f"{BUCKET}, {sky}", "python: python3"))
+
+
+def test_a_lock_brings_torch() -> None:
+    told = findings(on_sky(f"{BUCKET}, environment: {{packages: locked}}", "python: python3"))
+    assert [finding.path for finding in told] == ["targets.sky.environment.packages"]
 
 
 def test_a_package_at_an_address_is_no_other_one_next_month() -> None:

@@ -142,13 +142,14 @@ def test_fields_become_directives(slurm: str, asked: str) -> None:
         assert directives(whole_nodes) == directives(slurm)
 
 
-STOP = "train: {script: /t.py, workload: null, steps: null, global_batch_size: null, micro_batch_size: null, stop: {grace: "
+SCRIPT = "train: {script: /t.py, workload: null, steps: null, global_batch_size: null, micro_batch_size: null"
+STOP = f"{SCRIPT}, stop: {{grace: "
 REFUSED = [
     ("partitoin: gpu", "9:11 targets.slurm.partitoin", "partition?"),
     ("profile: site", "9:11 targets.slurm.profile", "at the top"),
     ("partition: a b", "9:22 targets.slurm.partition", "spaces"),
     (
-        "train: {workload: null, steps: null, global_batch_size: null, micro_batch_size: null, script: /t.py, workdir: a/b}",
+        f"{SCRIPT}, workdir: a/b}}",
         "9:121 targets.slurm.train.workdir",
         "write {checkpoint_dir}/a/b",
     ),
@@ -440,11 +441,13 @@ WARNED = [
             "code/torch.sif",
             "{image: ./code/t.sif, mounts: ['code/x:/x', './code:/y', ~/z]}",
             "{image: '{checkpoint_dir}/t.sif', mounts: '{bundle}/code:/x'}",
-            "{image: /x, options: [--contain, --env=A=b]}",
+            "{image: /x, options: [--contain, --env=A=b], mounts: ['a,/b:/c']}",
             "{image: a/b, runtime: pyxis, mounts: './x:/x', options: '--export=A,ALL'}",
         )
     ),
     ("mail_on: END, mail_to: me", "", ""),
+    (f"{SCRIPT}, workdir: ~/a/b}}", "", ""),
+    (f"{SCRIPT}, workdir: '{{checkpoint_dir}}/b'}}", "", ""),
 ]
 
 
