@@ -121,8 +121,8 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `records`: on rank 0 only. `host`: the directory for this host's status, on the first rank of each host if the job
-    has several hosts; otherwise None. `repeats`: True if a micro-batch computed again gives the same bits.
+    `records`: on rank 0 only. `host`: the directory for this host's status. Only the first rank of a host has one, and
+    only in a job of several hosts. `repeats`: True if a micro-batch computed again gives the same bits.
     `accepted`: the changes of settings that the user has accepted. `earlier`: on rank 0, the manifest's entry for
     the launch that wrote the loaded checkpoint. `marker`: the contents of checkpoint.json, without the parts that grow with
     the number of hosts. `state`: all that changes during a run.
@@ -218,8 +218,8 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # With data workers, this process must not open the dataset's files, so a worker reads the batch. The same worker
-        # reads it twice. Two workers have equal random generators and would not notice that a dataset is random.
+        # With data workers, this process must not open the dataset's files, so a worker reads the batch. One worker reads
+        # both times. If two did, a random dataset would look the same, because their random generators are equal.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -238,7 +238,7 @@ class Trainer:
         self.shares.balances &= self.repeats
 
     def connect(self) -> None:
-        """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
+        """Set up what the ranks exchange in each step. Every rank holds the same parameters by now."""
         config, world, model = self.config, self.world, self.workload.model
         shares, sockets = self.shares, connect(world)
         self.exchange = StepExchange(world, shares.own, config.micro_batches, sockets)
@@ -298,7 +298,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # After its last step, a run saves and then evaluates. So the loaded checkpoint may lack that evaluation.
+            # The checkpoint may be of an earlier run's last step. A run saves its last step before the evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -455,7 +455,7 @@ class Trainer:
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
         with self.clock.waiting():
-            self.state.settle()  # train.shard: wait for the parameters of the other ranks
+            self.state.settle()  # with train.shard: wait for the parameters of the other ranks
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

@@ -118,7 +118,7 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # This host is the head, but no interface has the address of the head's name. The interface has to be found by
+        # This host is the head, but its name resolves to an address that no interface has. The interface has to be found by
         # the route to the peer, and the peer's name does not resolve. Report that.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
