@@ -101,8 +101,8 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # Wait, so that no rank trains before the status is `running`. A fast rank could fail, and `running` would overwrite
-        # its status.
+        # Wait, so that no rank trains before the status is `running`. Otherwise a fast rank could fail first, and
+        # `running` would overwrite `failed`.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -184,8 +184,8 @@ class Trainer:
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
         """Resume from the newest checkpoint. Returns the name of the host that sent it to rank 0, or "".
 
-        Raises TrainError if the checkpoint has other settings and the user has not accepted them, or does not fit the
-        model, or is of a step beyond `last_step`.
+        Raises TrainError if the checkpoint does not fit the model, if its step is beyond `last_step`, or if the user has
+        not accepted its other settings.
         """
         newest = find_newest(directory, self.world, fence.check if fence else lambda: None)
         if newest is None:
@@ -219,7 +219,7 @@ class Trainer:
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # With data workers, this process must not open the dataset's files, so a worker reads the batch. One worker reads
-        # both times. If two did, a random dataset would look the same, because their random generators are equal.
+        # both times. With two, the check would miss a random dataset, because the workers' random generators are equal.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         model = self.workload.model
 
@@ -298,7 +298,7 @@ class Trainer:
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The checkpoint may be of an earlier run's last step. A run saves its last step before the evaluation.
+            # A run saves its last step before it evaluates it. So a checkpoint of a last step lacks the evaluation.
             self._commit(False, self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:

@@ -436,8 +436,8 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # The job has taken steps, but this disk has no checkpoint. It may be on another host or in the store. A
-                    # job without other hosts and a store counts as saved if it was stopped.
+                    # The job has taken steps, but this disk has no checkpoint. It may be on another host or in the store. For a
+                    # job with one host and no store, assume a checkpoint only after a clean stop.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:
