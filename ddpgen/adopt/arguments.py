@@ -209,14 +209,21 @@ def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterato
         yield warning(_place("-h", words), problem, remedy)
         return
     faults = list(_mistyped(words, others, script.name, options))
+    for names, values in seen.items() if not faults else ():
+        for value in values:
+            problem, remedy = _reading_fault(value, options.arguments[names], names[0], script.name)
+            if problem:
+                yield warning("train.args", problem, remedy)
     yield from faults or _of_positionals(words, others, script.name, options)
     for names, option in options.arguments.items():
         if option.required and names not in seen and not faults:
             yield warning("train.args", f"{script.name} wants {names[-1]}", "add it")
 
 
-def _divided(words: Sequence[str], options: Options) -> tuple[set[tuple[str, ...]], list[str]]:
-    """Return the names of the options in `words`, and the other words. Raises ValueError."""
+def _divided(
+    words: Sequence[str], options: Options
+) -> tuple[dict[tuple[str, ...], list[str]], list[str]]:
+    """Return the options in `words` with their values, by their names, and the other words. Raises ValueError."""
     parser = _Parser(add_help=False, conflict_handler="resolve")
     for names, option in options.arguments.items():
         how: dict[str, Any] = {"action": "store_true"} if option.flag else {"nargs": option.nargs}
@@ -225,7 +232,13 @@ def _divided(words: Sequence[str], options: Options) -> tuple[set[tuple[str, ...
         if names[0].startswith("-"):
             parser.add_argument(*names, dest=" ".join(names), default=argparse.SUPPRESS, **how)
     seen, others = parser.parse_known_args(words)
-    return {tuple(names.split(" ")) for names in vars(seen)}, others
+    values = {
+        tuple(names.split(" ")): value if isinstance(value, list) else [value]
+        for names, value in vars(seen).items()
+    }
+    return {
+        names: [v for v in all_ if isinstance(v, str)] for names, all_ in values.items()
+    }, others
 
 
 def _mistyped(

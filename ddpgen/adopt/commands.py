@@ -18,11 +18,11 @@ _MODULE = (
     r"(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)"
 )
 _LAUNCHER = re.compile(
-    rf"(\S*/)?(torchrun|deepspeed|accelerate launch|salloc|srun|mpirun|mpiexec|horovodrun)(?= |$)|.* -m {_MODULE}(?= |$)"
+    rf"(\S*/)?(torchrun|deepspeed|accelerate launch|salloc|srun|mpirun|mpiexec|horovodrun|aprun|ibrun|jsrun|composer|(colossalai|fabric|lightning) run)(?= |$)|.* -m {_MODULE}(?= |$)"
 )
 _ONE_PROCESS = re.compile(r"--num[_-]processes[ =]1\b")
 # Programs that start a command elsewhere and end before it, unless they are told to wait.
-_ELSEWHERE = re.compile(rf"{_SYSTEM}(at|batch|bsub|qsub|sbatch|screen|systemd-run|tmux)")
+_ELSEWHERE = re.compile(rf"{_SYSTEM}(at|batch|bsub|oarsub|qsub|sbatch|screen|systemd-run|tmux)")
 _WAITS = re.compile(r" -(-(wait|scope|pipe|pty)|sync|\w*[DIKW]\w*)\b|systemd-run .*-[PSt]\b")
 _OTHER_USER = re.compile(rf"{_SYSTEM}(doas|su|sudo)")
 # Programs whose command does not get their variables, and words that hand these on.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,10 +117,24 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
         remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
         if resume.begin == "auto" and not resume.exists:
             yield warning("train.script", problem, remedy)
+    elif writes and resume.exists:
+        yield from _other_names(script, resume.exists)
     elif not _SAVE_CALLS & script.called.keys():
         problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield warning("train.script", problem, remedy)
+
+
+def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
+    """Yield a warning if the patterns name files, and the source shows that the script saves none of these."""
+    writes = [call for call in script.calls if name_of(call.func) in _CHECKPOINT_WRITES]
+    names = [posixpath.basename(_saved_name(call, script)) for call in writes]
+    wanted = [posixpath.basename(pattern) for pattern in patterns]
+    shown = all(re.search(r"\w.*\.\w+$", name) for name in (*names, *wanted))
+    possible = [name.replace("*", part) for name in names for part in ("", "0", "00", "0000", "x")]
+    if shown and not any(fnmatch(name, each) for name in possible for each in wanted):
+        problem = f"matches none of the files that {script.name} saves, like {names[0]}"
+        yield warning("train.resume.exists", problem, f"write {names[0]}")
 
 
 def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
@@ -182,8 +197,7 @@ def _path_text(name: ast.expr, script: Script) -> str:
         parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
         return "".join(_path_text(part, script) or "*" for part in parts)
     if isinstance(name, ast.Call) and name_of(name.func) == "join":
-        parts_of_path = [_path_text(part, script) for part in name.args]
-        return "/".join(parts_of_path) if all(parts_of_path) else ""
+        return "/".join(_path_text(part, script) or "*" for part in name.args)
     return ""
 
 

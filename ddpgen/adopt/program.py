@@ -144,7 +144,10 @@ def _placeholders(job: JobSpec) -> Iterator[Conflict]:
         ]
     for field, words, filled in places:
         for braces in _BRACES.finditer("\n".join(map(str, words))):
-            if fault := _placeholder_fault(braces, filled, job):
+            fault = _placeholder_fault(braces, filled, job)
+            if field in ("train.guard", "train.resume.exists") and braces[1] not in filled:
+                fault = fault or (f"{braces[0]} stays as it is", "write * for any text")
+            if fault:
                 yield warning(field, *fault)
     for pattern in re.findall(r"(?<![%\w])%[AajJuUx](?!\w)", directory):
         remedy = "write the name itself; Slurm fills it in in the names of its logs alone"

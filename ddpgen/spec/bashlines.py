@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.rules import INTERFACE_VARIABLES, Conflict
+from ddpgen.spec.rules import INTERFACE_VARIABLES, TORCHRUN_VARIABLES, Conflict
 
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 HIDES_GPUS = (
@@ -25,8 +25,6 @@ LOSES_PROGRAMS = "replaces the host's PATH, and so hides the host's own programs
 _OF_THE_SHELL = re.compile(
     r"\s*((export|ulimit|cd)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
 )
-# Lines with a text for another program in them, which may have any form.
-_OTHER_TEXT = re.compile(r"<<|\s-c\s")
 # A whole line, its problem, its remedy.
 _LINES = (
     (
@@ -39,7 +37,56 @@ _LINES = (
         "is for csh, and bash has no setenv",
         "write export NAME=VALUE",
     ),
+    (
+        re.compile(
+            r"(sleep\s+inf\w*|htop|top|watch\s.*|tail\s.*-[fF]\b.*|nvidia-smi\s(.*\s)?(-l\b|--loop|[dp]mon).*"
+            r"|tensorboard\s.*|jupyter[ -](lab|notebook|server).*|python3?\s+-m\s+http\.server.*)(?<![&;])"
+        ),
+        "does not end, and the training waits for it",
+        "leave it out, or put & behind it",
+    ),
+    (
+        re.compile(
+            r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su\b(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh"
+        ),
+        "starts a shell of its own, which ends at once and changes nothing here",
+        "write source DIRECTORY/bin/activate, for an environment",
+    ),
+    (
+        re.compile(r"alias\s.*"),
+        "has no effect, because bash fills in an alias only at a terminal",
+        "write a function, or the whole path of the program",
+    ),
+    (
+        re.compile(r"(torchrun|accelerate\s+launch|deepspeed|sbatch)\s.*"),
+        "is a launcher, and the job launches its training itself",
+        "write train: {script: FILE.py}, and leave it out",
+    ),
+    (
+        re.compile(r"\S*/bin/activate"),
+        "starts the file as a program, which cannot change this shell",
+        r"write source \g<0>",
+    ),
+    (
+        re.compile(
+            r"(sudo\s+)?(apt|apt-get|dnf|yum|conda|mamba|micromamba)\s+(install|create)(?!.*\s(-\w*y|--yes|--assume-\w+))\s.*"
+        ),
+        "asks before it installs, and nobody answers",
+        "add -y",
+    ),
+    (
+        re.compile(r"read\b[^<|]*"),
+        "asks, and nobody answers",
+        "leave it out",
+    ),
 )
+_ENDS = (
+    re.compile(r"exit(\s+\S+)?|exec\s+(?![0-9]*[&<>])\S.*"),
+    "ends the script of the launch, and no training begins",
+    "leave it out",
+)
+# Words that make a line depend on another one.
+_DEPENDS = re.compile(r"\b(if|case|for|while|until|function|trap|expand_aliases)\b|\(\)|<<|\s-c\s")
 # Commands that fail if they find their own work. The line has no condition and no directory that goes with the job.
 _ONCE = (
     (r"git clone\s", "write [ -d DIRECTORY ] || git clone URL DIRECTORY"),
@@ -71,12 +118,12 @@ def _each(field: str, entries: Sequence[str]) -> Iterator[tuple[tuple[str, str],
 
 def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
     """Yield the lines that `bash -n` accepts, and that fail or do harm."""
-    if _OTHER_TEXT.search("\n".join(entries)):
+    if _DEPENDS.search("\n".join(entries)):
         return
     for fields, line in _each(field, entries):
-        for pattern, problem, remedy in _LINES:
-            if pattern.fullmatch(line):
-                yield Conflict(fields, problem, remedy, fatal=False)
+        for pattern, problem, remedy in (*_LINES, *([_ENDS] if field == "python.activate" else [])):
+            if match := pattern.fullmatch(line):
+                yield Conflict(fields, problem, match.expand(remedy), fatal=False)
         path = re.fullmatch(r"(?:export\s+)?PATH=[\"']?(.*?)[\"']?", line)
         if path and OTHER_PATH.fullmatch(path[1]):
             yield Conflict(fields, LOSES_PROGRAMS, f"write export PATH={path[1]}:$PATH", False)
@@ -99,6 +146,9 @@ def _exports(job: JobSpec) -> Iterator[Conflict]:
             if value.lstrip("=") != value_of_job and name not in job.env:
                 problem = f"{name} has no effect here, because the job sets the variable by {field}"
                 yield Conflict(fields, problem, remedy, fatal=False)
+            if name in TORCHRUN_VARIABLES:
+                problem = f"{name} has no effect here, because torchrun sets it for each process"
+                yield Conflict(fields, problem, "leave it out", fatal=False)
             hidden = len(list(filter(None, value.split(",")))) < gpus
             if name in HIDING and hidden and "$" not in value:
                 yield Conflict(fields, *HIDES_GPUS, fatal=False)

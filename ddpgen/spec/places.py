@@ -129,6 +129,12 @@ def variable_fault(path: str) -> Refused | None:
 
 def checkpoint_fault(place: str) -> Refused | None:
     """Return the refusal of the URL or directory for a job's checkpoints."""
+    if posixpath.normpath(place) == "~":
+        problem = "the home directory is no directory of the job's own"
+        return Refused(problem, "name one in it, like ~/checkpoints/NAME")
+    if "://" not in place and (wildcard := re.search(r"[*?]", place)):
+        problem = f"{show(place)} is taken as it is written: nothing fills in {wildcard[0]}"
+        return Refused(problem, "write the whole name")
     return url_fault(place) or (None if "://" in place else directory_fault(place))
 
 
@@ -136,6 +142,8 @@ def directory_fault(path: str) -> Refused | None:
     """Return the refusal of a directory that a job wants for itself; None if the job may have it."""
     if fault := _url_for_path(path) or path_fault(path):
         return fault
+    if re.match(r"[A-Za-z]:\\|\\\\", path):
+        return Refused(f"{show(path)} is a path of Windows", "write one like /data/NAME")
     normal = posixpath.normpath(path)
     if normal in (".", "/", "//") or posixpath.basename(normal) == "..":
         problem = f"{show(path)} is no directory of the job's own"
@@ -189,6 +197,9 @@ def _pattern_fault(pattern: str) -> Refused | None:
     if number := re.search(r"%[0-9]*d", pattern):
         problem = f"{show(pattern)} has {number[0]}, which stands for itself here"
         return Refused(problem, "write * for the number")
+    if "\\" in pattern:
+        problem = f"{show(pattern)} has a backslash, which stands for itself here"
+        return Refused(problem, "write * for any text, or [0-9] for a digit")
     if "[" in re.sub(r"\[!?(\][^]/]*|[^]/]+)\]", "", pattern):
         problem = f"{show(pattern)} has a [ without its ]"
         return Refused(problem, "close it, or write [[] for the character itself")

@@ -43,7 +43,9 @@ TORCHRUN_VARIABLES = frozenset([
 # The supervisor sets these from `nic`. The preflight checks the interface of `nic`.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # A shell would fill these in: a variable, the output of a command, and ~ at the beginning of a path.
-_UNFILLED = re.compile(r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~(?=/)", re.ASCII)
+_UNFILLED = re.compile(
+    r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~[\w.-]*(?=/)", re.ASCII
+)
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 # Variable → the program that ends at its start with any other value, and these values.
 _VALUES: Mapping[str, tuple[str, re.Pattern[str], Sequence[str]]] = {

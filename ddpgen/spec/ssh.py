@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpgen.spec.fields import Refused, Text, show
-from ddpgen.spec.places import checked, number_fault
+from ddpgen.spec.places import checked, number_fault, variable_fault
 from ddpgen.spec.yamltree import Scalar
 
 # Letters of ssh(1): options with a value, options without a value, and options with which ssh runs no command.
@@ -15,7 +15,7 @@ _SSH_FLAGS = "1246AaCgKkMqTtvXxYy"
 _SSH_NO_COMMAND = "fGnNQsVW"
 # Options of ssh_config(5) that do the same as the last ones.
 _SSH_NO_COMMAND_NAMES = re.compile(
-    r"\s*(sessiontype[\s=]+(none|subsystem)|(stdinnull|forkafterauthentication)[\s=]+(yes|true))\b",
+    r"\s*(sessiontype[\s=]+(none|subsystem)|(stdinnull|forkafterauthentication)[\s=]+(yes|true)|remotecommand[\s=]+(?!none\b)\S+)\b",
     re.IGNORECASE,
 )
 # A host of ssh: a name or an IPv6 address. ssh:// takes an IPv6 address in [] alone.
@@ -53,6 +53,8 @@ def _destination_fault(destination: str) -> Refused | None:
     if not re.fullmatch("[^:,/]*", user):
         problem = f"{show(user)} is no user, and ssh takes neither a password nor a second host"
         return Refused(problem, f"write {_DESTINATION}")
+    if variable := variable_fault(destination):
+        return Refused(variable.problem, "write the name itself")
     uri = destination.startswith("ssh://")
     if not (_SSH_HOST.fullmatch(host) or (not uri and _IPV6.fullmatch(host))):
         return Refused(f"{show(host)} is no address", f"write {_DESTINATION}")

@@ -29,6 +29,19 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLURM_": ("is set by Slurm, which may read it as an order", "use the field for it"),
     "TORCHELASTIC_": ("is set by torchrun for each process", "leave it out"),
 }
+_NCCL_NUMBERS = "IB_DISABLE P2P_DISABLE SHM_DISABLE IB_TIMEOUT IB_RETRY_CNT NSOCKS_PERTHREAD SOCKET_NTHREADS BUFFSIZE MIN_NCHANNELS MAX_NCHANNELS IB_GID_INDEX"
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Variable → the values that have an effect, the fate of another one, and an example.
+_TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
+    **dict.fromkeys((f"NCCL_{name}" for name in _NCCL_NUMBERS.split()),
+                    (re.compile("-?[0-9]+"), "is no number, so NCCL leaves it out", "1")),
+    **dict.fromkeys(_ALLOCATORS, (re.compile(r"[^=]*:[^=]*"), "has no NAME:VALUE, and torch ends at its first use of a GPU",
+                                  "expandable_segments:True")),
+    "CUDA_DEVICE_ORDER": (re.compile("FASTEST_FIRST|PCI_BUS_ID"), "is no order of CUDA's", "PCI_BUS_ID"),
+    "MKL_NUM_THREADS": (re.compile("[0-9]+"), "is no number, so MKL leaves it out", "8"),
+    "NCCL_DEBUG": (re.compile("VERSION|WARN|INFO|ABORT|TRACE|NONE", re.IGNORECASE), "is no level of NCCL's", "INFO"),
+    **dict.fromkeys(("LD_LIBRARY_PATH", "PATH", "PYTHONPATH"), (re.compile("[^;]*"), "has a ; in it, which separates no directories here", "/a:/b")),
+}  # fmt: skip
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 # A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
@@ -63,6 +76,9 @@ def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
         if name == "PATH" and bashlines.OTHER_PATH.fullmatch(value):
             remedy = f"write a line of python.activate: export PATH={value}:$PATH"
             yield _warning(f"{field}.PATH", bashlines.LOSES_PROGRAMS, remedy)
+        taken, fate, example = _TAKEN.get(name, (re.compile(".*", re.DOTALL), "", ""))
+        if value and not taken.fullmatch(value):
+            yield _warning(f"{field}.{name}", f"{show(value)} {fate}", f"write one like {example}")
         for known, (effect, remedy) in _VARIABLES.items():
             if name == known or (known.endswith("_") and name.startswith(known)):
                 yield _warning(f"{field}.{name}", effect, remedy)

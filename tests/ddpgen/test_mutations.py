@@ -2,6 +2,7 @@
 
 Every example is changed in one place: a value by one that people write by mistake, a key left out or misspelt.
 `make nightly` tries all of them, `make test` a sample. `python -m tests.ddpgen.test_mutations` lists those that are accepted.
+tests/data/wrong.yaml has values that nobody can mean. None of these is accepted.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import pytest
 import yaml
 
 from ddpgen import job
-from ddpgen.errors import FileTroubleError, SpecInvalidError
+from ddpgen.errors import FileTroubleError, Finding, SpecInvalidError
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+WRONG_VALUES = ROOT / "tests/data/wrong.yaml"
 SAMPLE = 600
 _LIMIT_S = 5.0  # for one spec, on a busy machine
 WRONG = [
@@ -46,6 +48,9 @@ class Mutation(NamedTuple):
         *above, last = self.place
         group = spec
         for part in above:
+            # An example may lack the group, or have its short form.
+            if isinstance(part, str) and not isinstance(group.get(part), (dict, list)):
+                group[part] = {}
             group = group[part]
         if self.value is LEFT_OUT:
             del group[last]
@@ -88,6 +93,51 @@ def test_one_mistake_never_ends_in_a_crash_or_a_wait() -> None:
 @pytest.mark.timeout(1800)
 def test_of_all_mistakes_none_ends_in_a_crash_or_a_wait() -> None:
     outcomes_of(mutations())
+
+
+def test_of_a_sample_of_wrong_values_each_is_named_at_its_field() -> None:
+    every = list(wrong_values())
+    assert len(every) > 1500
+    assert unnamed(random.Random(0).sample(every, SAMPLE)) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_each_wrong_value_is_named_at_its_field() -> None:
+    assert unnamed(wrong_values()) == []
+
+
+def wrong_values() -> Iterator[Mutation]:
+    """Yield the mutations of tests/data/wrong.yaml."""
+    for name, fields in yaml.safe_load(WRONG_VALUES.read_text(encoding="utf-8")).items():
+        for field, values in fields.items():
+            place = tuple(field.split("."))
+            yield from (Mutation(ROOT / "examples" / f"{name}.yaml", place, v) for v in values)
+
+
+def unnamed(mutations: Iterable[Mutation]) -> list[Mutation]:
+    """Return the mutations without a finding at the changed place, above it or below it."""
+    return [mutation for mutation in mutations if not any(_names(mutation, findings_of(mutation)))]
+
+
+def findings_of(mutation: Mutation) -> list[Finding]:
+    """Return the errors of a mutated spec, or the warnings of a sound one."""
+    home = mutation.example.parent
+    try:
+        return job.check([*read(mutation.text.encode(), str(mutation.example)).values()], home)
+    except SpecInvalidError as error:
+        return error.findings
+
+
+def _names(mutation: Mutation, findings: Iterable[Finding]) -> Iterator[bool]:
+    """Yield True for each finding at the changed place, above it or below it."""
+    place = ".".join(map(str, mutation.place))
+    for path in (finding.path for finding in findings):
+        yield (
+            path == place
+            or path.startswith((f"{place}.", f"{place}["))
+            or place.startswith(f"{path}.")
+        )
 
 
 def outcomes_of(mutations: Iterable[Mutation]) -> dict[str, list[Mutation]]:

@@ -309,6 +309,38 @@ def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
     assert told(tmp_path, text, "{what: 1}") == []
 
 
+SAVES = """\
+torch.load(path)
+torch.save(model, f"{out}/ckpt-{epoch:04}.pt")
+torch.save(model, os.path.join(out, "last.pt"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "told_of"),
+    [
+        ("out/chkpt-*.pt", "ckpt-*.pt"),
+        ("[out/ckpt-*.pth, first.pt]", "ckpt-*.pt"),
+        ("'out/ckpt-[0-9]*.pt'", ""),
+        ("out/ckpt-????.pt", ""),
+        ("[x.pt, out/last.pt]", ""),
+        ("runs/*", ""),
+    ],
+)
+def test_a_pattern_that_matches_no_file_of_the_script(
+    patterns: str, told_of: str, tmp_path: Path
+) -> None:
+    args = f"{{}}\n  resume: {{exists: {patterns}, args: --go}}"
+    found = told(tmp_path, SAVES, args)
+    assert [each.where for each in found] == ["train.resume.exists"] * bool(told_of)
+    assert all(told_of in each.text for each in found)
+
+
+def test_a_save_whose_name_does_not_show_may_match_any_pattern(tmp_path: Path) -> None:
+    args = "{}\n  resume: {exists: out/x.pt, args: --go}"
+    assert told(tmp_path, f"{SAVES}torch.save(model, name())\n", args) == []
+
+
 CHOICES = """\
 import argparse
 parser = argparse.ArgumentParser()
@@ -370,6 +402,7 @@ UNREADABLE = [
     ("{lr: [0.1, 0.2]}", "train.args.lr", "gets 2"),
     ("[a, -h]", "train.args[1]", "train nothing"),
     ("[--betas, '1', --amp]", "train.args", "expected 2 arguments"),
+    ("[--layers, '64', 32x]", "train.args", '"32x" is no int'),
 ]
 UNREADABLE_WORDS = [
     ("[squares, '1']", "train.args", "wants --out"),
@@ -383,6 +416,8 @@ UNREADABLE_WORDS = [
     ("[squares, '1', -lr, '0.1', --out=x]", "train.args[2]", "did you mean --lr?"),
     ("[squares, '1', —lr, '0.1', --out=x]", "train.args[2]", "write --lr"),
     ("[squares, '1', -b, --out=x]", "train.args", "expected one argument"),
+    ("[squares, '1', -b, few, --out=x]", "train.args", '"few" is no int'),
+    ("[squares, '1', -b3x, --out=x]", "train.args", "reads -b as one"),
 ]
 READABLE_WORDS = [
     "[squares, '-1', --out, x, -b3, --layers, a, b]",
@@ -561,11 +596,16 @@ UNFILLED = [
         "train.args",
         "array is not given",
     ),
+    (
+        "train: {script: /t.py, resume: {exists: 'c-{epoch}.pt', args: --go}}",
+        "train.resume.exists",
+        "write * for any text",
+    ),
 ]
 FILLED = [
     "train: {script: /t.py, args: ['{array_index}', '{jobs', '{port: 1}', '{job}}']}",
     "train: {script: /t.py, args: ['{array_index}']}\ntargets: {slurm: {array: 0-3}}",
-    "train: {script: /t.py, guard: '{checkpoint_dir}/*/x', resume: {exists: '{job}/{x}'}}",
+    "train: {script: /t.py, guard: '{checkpoint_dir}/*/x', resume: {exists: '{job}/{{x}}'}}",
     "train: {script: /t.py}\ncheckpoint: {dir: '/ck/{x}/100%/%j2'}",
     "train: {script: /t.py, resume: {exists: x, args: '--go={newest} --x={{latest}} ${dir}'}}",
 ]

@@ -362,6 +362,12 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "checkpoint: {every: 200 steps}\ntargets: {local: {train: {steps: 50}}}",
         "python: {activate: ['if true; then', 'echo x', 'fi', 'shopt -s extglob; ls !(a|b)']}",
         "python: {activate: 'a=(1 2); f() { [[ $a =~ x ]]; }'}",
+        "python: {activate: ['[ -e /x ] || exit 1', 'exec 2>&1', 'exec 3>x', 'tensorboard --logdir x &']}",
+        "python: {activate: ['if a; then', 'exit 1', 'fi', 'read x < y', 'su me -c x', 'sh x.sh', 'source /x/bin/activate']}",
+        "python: {activate: ['conda install -y x', 'sudo apt-get -qq install --yes x', 'shopt -s expand_aliases', 'alias a=b']}",
+        "python: {activate: ['export RANKS=2', 'nvidia-smi', 'sleep 5', 'tail -n 1 f', 'exit_code=0', 'watchman x']}",
+        "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
+        "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",
     ],
 )
 def test_what_is_usual_is_no_warning(line: str) -> None:

@@ -509,6 +509,9 @@ environment: {container: {image: ./torch.sqsh, runtime: pyxis}}
 environment: {container: {image: /a.b/torch.sqsh, runtime: pyxis, options: [--container-mount-home, --mpi=pmix]}}
 environment: {container: {image: "dockerd://a.b/torch:1", runtime: pyxis}}
 environment: {container: {image: /t.sif, options: [--env, A=b, --overlay=/x.img]}}
+environment: {container: {image: "docker://Ghcr.io/me/t:V1"}}
+environment: {container: {image: "docker://me/t:24.05-Py3"}}
+environment: {container: {image: /x.sqsh, runtime: pyxis, options: [--cpu-bind=none, --mpi=pmix, --overlap]}}
 login: cluster
 login: me@login1.lab.org
 login: ssh://me@login.lab.org:2222
@@ -745,6 +748,8 @@ pkg@https://host/pkg-1.0-py3-none-any.whl
 a.b_c-d==1
 A==1
 zope.interface==7.0
+pyyaml-env-tag==1
+"yaml @ https://host/yaml-1-py3-none-any.whl"
 "--use-feature fast-deps"
 """,
     "hosts": r"""

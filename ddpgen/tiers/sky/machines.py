@@ -6,7 +6,7 @@ Owns the facts about the clouds of SkyPilot 0.14 that a spec can be held to with
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ddpgen.spec import unwise
 from ddpgen.spec.fields import show
@@ -67,7 +67,9 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     yield from _preemption(job)
     yield from _places(job)
     yield from _image(job)
-    yield from _fresh(job)
+    if job.clouds <= _BARE and not (job.setup or job.image or job.extra):
+        yield from _python_of_a_new_machine(job)
+        yield from _files_of_a_new_machine(job)
     yield from _labels(job)
 
 
@@ -161,10 +163,8 @@ def _image_of_a_cloud(job: SkyJob, image: str) -> Iterator[Conflict]:
         yield Conflict(("network_tier", "image"), problem, remedy)
 
 
-def _fresh(job: SkyJob) -> Iterator[Conflict]:
-    """Yield a warning for each part of the job's Python that nothing brings to a machine of a cloud."""
-    if job.setup or job.image or job.extra or not job.clouds <= _BARE:
-        return
+def _python_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each part of the job's Python that nothing brings to the machine."""
     python = job.python
     is_default = python.interpreter == Python.interpreter and not python.activate
     if is_default and not (job.requirements or job.locked or job.rendezvous.launcher == "env"):
@@ -180,6 +180,18 @@ def _fresh(job: SkyJob) -> Iterator[Conflict]:
             problem = f"{show(line)} is for a machine that has been set up, and a new one has not"
             remedy = "write requirements: in its place, or targets: {sky: {setup: LINE}} to make it"
             yield Conflict(fields, problem, remedy, False)
+
+
+def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each file of the job that nothing brings to the machine."""
+    args, bucket = job.train.args, f"{job.bucket.path}/" if job.bucket else "/checkpoints/"
+    data = args.get("text") if isinstance(args, Mapping) and job.train.workload == "gpt" else None
+    files = {"train.script": job.train.script, "train.args.text": data}
+    for field, path in ((field, str(path or "")) for field, path in files.items()):
+        if path.startswith(("/", "~")) and not path.startswith(bucket):
+            problem = f"{path} is on no new machine, and nothing brings it there"
+            remedy = "write a path in code, or targets: {sky: {extra: {file_mounts: …}}}"
+            yield Conflict((field,), problem, remedy, False)
 
 
 def _labels(job: SkyJob) -> Iterator[Conflict]:

@@ -48,6 +48,11 @@ _COMMAND_LINE = (
 _IGNORED = re.compile(
     r"(?!-)[^\"'#]*? (-[cefir]|--(?!(?:hash|config-settings|global-option)\b)[a-z-]+)"
 )
+# A name that Python imports, or a program → what pip calls it; "" for one that is not pip's.
+_OTHER_NAMES = {
+    "bs4": "beautifulsoup4", "cudatoolkit": "", "cv2": "opencv-python-headless",
+    "pil": "pillow", "python": "", "pytorch": "torch", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
 # A version as PEP 440 writes it, with more freedom in the order of its parts.
 _PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
@@ -81,6 +86,14 @@ class Requirement(Text):
         if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
             problem = f"{option[1]} is for pip's command line alone"
             raise Refused(problem, "leave it out; the environment is the job's own")
+        if (name := package(text)) in _OTHER_NAMES and "@" not in text:
+            problem = f"{show(name)} is no name of a package that pip installs"
+            remedy = (
+                f"write {_OTHER_NAMES[name]}"
+                if _OTHER_NAMES[name]
+                else "leave it out; image or setup brings it"
+            )
+            raise Refused(problem, remedy)
         versions = _EXACT.findall(_END.split(text)[0])
         for version in versions:
             if not re.fullmatch(_PEP440, version, re.IGNORECASE):

@@ -24,6 +24,8 @@ _IMAGES = {
     "apptainer": (
         (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
         (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
+        (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
+        (r"(?:docker|oras)://(?:[^/]*[.:][^/]*/|(?![^/]*[.:][^/]*/))[^:@]*[A-Z][^@]*", "has a capital letter, which no image has in its name", "write small ones", True),
         (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
         (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
     ),
@@ -37,11 +39,12 @@ _VARIABLES_LOST = "takes away the variables of Slurm and ddpgen that each node n
 _OPTIONS = {
     "apptainer": (
         (r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),
+        (r"--(?:rm|entrypoint|interactive|ipc=.*|shm-size|tty|user|volume)(?:=.*)?|-(?:it|ti|t|v|d)", "is an option of docker", "leave it out; mounts has the directories", True),
         (r"--cleanenv|--containall|-[eC]", _VARIABLES_LOST, "leave it out", True),
     ),
     "pyxis": (
         (r"--export=(?!(?:.*,)?ALL(?:,|$)).*", _VARIABLES_LOST, "leave it out", True),
-        (r"-[nN]\d*|--(?:nodes|ntasks|ntasks-per-node)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
+        (r"-[nN]\d*|--(?:chdir|cpus-per-task|gpus-per-task|gres|nodes|ntasks|ntasks-per-node|pty|time)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
         (r"--(?:nv|nvccli|rocm|bind|cleanenv|containall|fakeroot|writable-tmpfs|pwd)(?:=.*)?",
          "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
     ),
