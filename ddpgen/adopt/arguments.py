@@ -15,6 +15,9 @@ from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.command import argument_words
 
+# The supervisor fills in these names (train/launch/words.py). In resume.args it also fills in `newest`.
+PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
+_FILLED = re.compile(rf"\{{({'|'.join((*PLACEHOLDERS, 'newest'))})\}}")
 _FALSE = ("false", "no", "off", "0", "none", "null")
 _LONG_DASHES = "\u2012 \u2013 \u2014 \u2212"  # a text processor makes them of --
 
@@ -131,7 +134,7 @@ def _value_fault(given: _Given, option: Option, script: str) -> tuple[str, str]:
 
 def _reading_fault(value: str, option: Option, name: str, script: str) -> tuple[str, str]:
     """Return why the script cannot read the value, and the remedy; two "" if it can."""
-    if "{" in value:
+    if _FILLED.search(value):
         return "", ""
     if option.read is bool and value.lower() in _FALSE:
         problem = f"{show(value)} becomes True, because {script} reads {name} with type=bool"

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ddpgen.adopt import arguments, commands, own_script, source, workloads
+from ddpgen.adopt import arguments, beside, commands, own_script, source, workloads
 from ddpgen.adopt.calls import Script, warning
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import TORCHRUN_VARIABLES, WORKLOADS, Conflict
 
-# The supervisor fills in these names (train/launch/words.py). In resume.args it also fills in `newest`.
-_PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # A placeholder, or the beginning of a path with a placeholder that is not closed. {{name}} reaches the script as {name}.
 _BRACES = re.compile(r"(?<![{$])\{([a-z_]+)(?:(\})(?!\})|(?=/|$))", re.MULTILINE)
 # A shell fills these in: a variable, and ~ at the beginning of a word.
-_FOR_A_SHELL = re.compile(r"(?<![$\\])\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]+)\})|^~(?=/)")
+_FOR_A_SHELL = re.compile(
+    r"(?<![$\\])\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]+)\}|\([a-z][^)]*\))|^~(?=/)"
+)
 # A source with one of these may fill in what a shell would.
 _FILLS_IN = re.compile(
     rb"expand_?(user|vars)|environ|getenv|home\(|Template|subprocess|system\(|exec\(|eval\("
@@ -43,6 +43,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from workloads.check(job, home)
     yield from commands.check(job, home)
+    yield from beside.check(job, home)
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)
@@ -135,12 +136,12 @@ def _placeholders(job: JobSpec) -> Iterator[Conflict]:
     ]
     if train.program_field != "workload":
         places += [
-            ("train.args", args, _PLACEHOLDERS),
-            ("train.command", train.command, _PLACEHOLDERS),
-            ("train.workdir", [train.workdir or ""], _PLACEHOLDERS),
-            ("train.guard", train.guard, _PLACEHOLDERS),
-            ("train.resume.exists", train.resume.exists, _PLACEHOLDERS),
-            ("train.resume.args", train.resume.args, (*_PLACEHOLDERS, "newest")),
+            ("train.args", args, arguments.PLACEHOLDERS),
+            ("train.command", train.command, arguments.PLACEHOLDERS),
+            ("train.workdir", [train.workdir or ""], arguments.PLACEHOLDERS),
+            ("train.guard", train.guard, arguments.PLACEHOLDERS),
+            ("train.resume.exists", train.resume.exists, arguments.PLACEHOLDERS),
+            ("train.resume.args", train.resume.args, (*arguments.PLACEHOLDERS, "newest")),
         ]
     for field, words, filled in places:
         for braces in _BRACES.finditer("\n".join(map(str, words))):
@@ -169,7 +170,7 @@ def _placeholder_fault(
         problem = "{newest} is filled in in train.resume.args alone, and stays as it is here"
         return problem, "move it there"
     if not filled:
-        return (problem, "write the name itself") if name in _PLACEHOLDERS else None
+        return (problem, "write the name itself") if name in arguments.PLACEHOLDERS else None
     if name.upper() in TORCHRUN_VARIABLES:
         return problem, f"let the script read the variable {name.upper()}"
     remedy = did_you_mean(name, filled)

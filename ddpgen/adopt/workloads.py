@@ -70,7 +70,10 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         elif argument == "url" and not _URL.match(value):
             # Without missing files nothing is downloaded.
             problem = f"{show(value)} is no URL, and missing files could not be downloaded"
-            yield Conflict(fields, problem, f"write https://{value}", fatal=False)
+            remedy = (
+                "write one like https://HOST/PATH" if ":" in value else f"write https://{value}"
+            )
+            yield Conflict(fields, problem, remedy, fatal=False)
     if not refused:
         values = {
             argument: args.get(argument, declaration.default)
@@ -145,8 +148,28 @@ def _together(
         problem = f"is {values['classes']}, and MNIST has {_MNIST_CLASSES} classes"
         remedy = "write 10, or name pictures of your own in data_dir and sha256"
         yield Conflict(("train.args.classes",), problem, remedy)
+    if name == "mnist":
+        yield from _of_mnist(values["sha256"] or {})
     if name == "gpt":
         yield from _of_gpt(values, job, home)
+
+
+def _of_mnist(hashes: Mapping[str, Any]) -> Iterator[Conflict]:
+    tree = ast.parse((resource("train") / "workloads" / "mnist.py").read_bytes())
+    files: tuple[str, ...] = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STEMS"
+    )
+    known = [name for file in files for name in (file, f"{file}.gz")]
+    for name, value in hashes.items():
+        fields = (f"train.args.sha256.{name}", "train.args.sha256", "train.args")
+        if name not in known:
+            problem = f"{show(name)} is no file of this workload"
+            yield Conflict(fields, problem, did_you_mean(name, known))
+        elif value is not None and not re.fullmatch("[0-9a-fA-F]{64}", str(value)):
+            problem = f"{show(str(value))} is no sha256"
+            yield Conflict(fields, problem, "write 64 hexadecimal digits, or null for no check")
 
 
 def _of_gpt(values: Mapping[str, Any], job: JobSpec, home: Path) -> Iterator[Conflict]:

@@ -216,6 +216,9 @@ def program_fault(program: str) -> Refused | None:
         return Refused(
             f"{show(program)} is a directory", "write the program in it, like ~/venv/bin/python"
         )
+    if directory and name in ("bin", "conda", "env", "venv", ".venv"):
+        remedy = f"write {program}/{'' if name == 'bin' else 'bin/'}python3"
+        return Refused(f"{show(program)} is a directory, and no program", remedy)
     if _NO_PYTHON.fullmatch(name):
         return Refused(f"{show(program)} is no Python", f"write {directory}{slash}python3")
     if re.fullmatch("[0-9.]+", program):

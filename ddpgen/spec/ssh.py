@@ -53,11 +53,11 @@ def _destination_fault(destination: str) -> Refused | None:
     if not re.fullmatch("[^:,/]*", user):
         problem = f"{show(user)} is no user, and ssh takes neither a password nor a second host"
         return Refused(problem, f"write {_DESTINATION}")
-    if variable := variable_fault(destination):
-        return Refused(variable.problem, "write the name itself")
     uri = destination.startswith("ssh://")
     if not (_SSH_HOST.fullmatch(host) or (not uri and _IPV6.fullmatch(host))):
         return Refused(f"{show(host)} is no address", f"write {_DESTINATION}")
+    if variable := variable_fault(destination):
+        return Refused(variable.problem, "write the name itself")
     # An alias in ~/.ssh/config may have any name, such as 2.
     return number_fault(host) if host.count(".") == 3 else None
 

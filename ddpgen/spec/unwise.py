@@ -54,7 +54,7 @@ _OWN_PLACE = re.compile(
 def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[Conflict]:
     """Return the warnings that a job of any tier may get. `locate` finds the place of a warning in the layers of the spec."""
     return chain(
-        environment(job.env, "env"),
+        environment(job.env, "env", job.gpus_per_node),
         _name(job),
         _rendezvous(job),
         _proportions(job),
@@ -70,8 +70,11 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
     )
 
 
-def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
-    """Yield a warning for each variable that another program sets, or that harms the job. `field`: of the spec."""
+def environment(env: Mapping[str, str], field: str, gpus: int | None) -> Iterator[Conflict]:
+    """Yield a warning for each variable that another program sets, or that harms the job.
+
+    `field`: of the spec. `gpus`: those that the processes use.
+    """
     for name, value in env.items():
         if name == "PATH" and bashlines.OTHER_PATH.fullmatch(value):
             remedy = f"write a line of python.activate: export PATH={value}:$PATH"
@@ -80,17 +83,26 @@ def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
         if value and not taken.fullmatch(value):
             yield _warning(f"{field}.{name}", f"{show(value)} {fate}", f"write one like {example}")
         for known, (effect, remedy) in _VARIABLES.items():
+            if known in bashlines.HIDING and not gpus:
+                continue
             if name == known or (known.endswith("_") and name.startswith(known)):
                 yield _warning(f"{field}.{name}", effect, remedy)
 
 
-def temporary(job: JobSpec, advice: str) -> Iterator[Conflict]:
-    """Yield a warning if the job saves into a directory that no other node sees, and that the node empties."""
+def temporary(
+    job: JobSpec, advice: str, others: Mapping[str, str | None] | None = None
+) -> Iterator[Conflict]:
+    """Yield a warning for each directory that no other node sees, and that the node empties.
+
+    `others`: paths of the tier that all nodes need, by their fields.
+    """
     workdir = None if _saves_elsewhere(job) else job.train.workdir
-    for field, place in (("checkpoint.dir", job.checkpoint.path), ("train.workdir", workdir)):
+    places = {"checkpoint.dir": job.checkpoint.path, "train.workdir": workdir}
+    interpreter = {"python.interpreter": job.python.interpreter}
+    for field, place in {**places, **interpreter, **(others or {})}.items():
         path = posixpath.normpath(place or "x")
         if path.startswith(tuple(f"{each}/" for each in _TEMPORARY)) or path in _TEMPORARY:
-            problem = f"{place} is a directory of each node's own, and is emptied"
+            problem = f"{place} lies in a directory of each node's own, which is emptied"
             yield _warning(field, problem, advice)
 
 

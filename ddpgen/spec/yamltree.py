@@ -7,6 +7,7 @@ value would stand at another place than where it acts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,16 @@ from ddpgen.errors import Finding, Position
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
+# A brace within a word, where YAML begins a mapping.
+_BRACE_IN_A_WORD = re.compile(r"[^\s{\[,]\{\w+\}")
+_BRACED = (
+    "a word in these brackets has { and } in it, and no quotes",
+    'put the word in quotes, like "--resume={newest}"',
+)
+_OPEN = (
+    "a bracket opens here and is never closed",
+    "close it, and put a comma between two entries",
+)
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -316,8 +327,7 @@ def _syntax(
         problem, remedy = "a quote opens here and is never closed", "close it"
     elif "parsing a flow" in context and "expected ','" in yaml_problem:
         position = start or position
-        problem = "a bracket opens here and is never closed"
-        remedy = "close it, and put a comma between two entries"
+        problem, remedy = _BRACED if _BRACE_IN_A_WORD.search(line) else _OPEN
     elif "expected key" in yaml_problem or "<block end>" in yaml_problem:
         problem = "this line is indented differently from the lines of its group"
         remedy = "indent all of them with the same number of spaces"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import arguments, commands, own_script, program, source, workloads
+from ddpgen.adopt import arguments, beside, commands, own_script, program, source, workloads
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -44,6 +44,7 @@ from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
+    test_beside,
     test_hosts,
     test_own_script,
     test_places,
@@ -62,6 +63,7 @@ from tests.ddpgen.test_reader import field_names
 MODULES = (
     arguments,
     bashlines,
+    beside,
     commands,
     container,
     fields,
@@ -105,7 +107,10 @@ SPECS: list[tuple[str, str | bytes]] = [
     ("a variable of 128 KiB", test_rules.spec(top=f"env: {{A: {test_rules.BIG}}}")),
     ("more processes than a plan can list", test_rules.TOO_MANY),
     *((train, test_own_script.with_train(train)) for train, *_ in test_own_script.REFUSED),
-    *((f"hosts: {text}", test_hosts.hosts(text)) for text, *_ in test_hosts.REFUSED),
+    *(
+        (f"hosts: {text}", test_hosts.hosts(text))
+        for text, *_ in (*test_hosts.WARNED, *test_hosts.REFUSED)
+    ),
     *((f"ssh: {ssh}", test_hosts.with_ssh(ssh)) for ssh, _ in test_hosts.NO_ADDRESS),
     *((text, text) for text, *_ in test_places.REFUSED),
     ("shares of a script", test_hosts.SHARES),
@@ -115,6 +120,7 @@ SPECS: list[tuple[str, str | bytes]] = [
         for tier, where, _ in test_slurm.WARNED
         if where
     ),
+    *((spec, spec) for spec, *_ in test_beside.NOT_THERE),
     ("name: logs", GPT.replace("name: gpt", "name: logs")),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
@@ -132,6 +138,11 @@ SCRIPTS = [
     (scripts.MISSPELT, scripts.with_args(scripts.MISSPELT), scripts.PARSER),
     ("no arguments", scripts.with_args("{}"), scripts.PARSER),
     *((args, scripts.with_args(args), scripts.CHOICES) for args, *_ in scripts.UNREADABLE),
+    *(
+        (args, scripts.with_args(f"{{}}\n  resume: {{exists: {args}, args: --go}}"), scripts.SAVES)
+        for args, told_of in scripts.PATTERNS
+        if told_of
+    ),
     *(
         (args, scripts.with_args(args), scripts.WITH_POSITIONALS)
         for args, *_ in scripts.UNREADABLE_WORDS
@@ -183,6 +194,7 @@ def test_the_text_of_every_error(
     monkeypatch.chdir(tmp_path)
     test_profiles.alone(monkeypatch)
     scripts.write_programs(tmp_path)
+    test_beside.write(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}
     ran: set[tuple[str, int]] = set()
 

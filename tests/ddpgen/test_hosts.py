@@ -14,7 +14,7 @@ from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.ranks import ranks
 from ddpgen.tiers.registry import TIERS, read
-from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults, findings, named
+from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, findings, named
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
 
@@ -38,6 +38,11 @@ def listed(text: str) -> Any:
     return json.loads(rendered_files(text)["hosts/hosts.json"])["hosts"]
 
 
+WARNED = [
+    ("hosts: [a, b]\nhead: b\nspares: 1", "11:11 targets.hosts.head", "is a spare"),
+    ("hosts: [{name: a, gpus: 2, procs: 1}]", "10:29 targets.hosts.hosts[0].gpus", "stay idle"),
+    ("dir: /tmp/x\nhosts: [a, b]", "10:10 targets.hosts.dir", "which is emptied"),
+]
 REFUSED = [
     (
         "hosts: [a]\ntrain: {workload: null, steps: null, global_batch_size: null, micro_batch_size: null, script: /t.py, workdir: gpt}",
@@ -161,6 +166,15 @@ def test_a_list_of_hosts_that_cannot_run_is_refused_at_its_place(
 ) -> None:
     found = faults(hosts(text))
     assert named(found, where, word), found
+
+
+@pytest.mark.parametrize(("text", "where", "word"), WARNED)
+def test_a_list_of_hosts_that_is_hardly_meant_is_a_warning(
+    text: str, where: str, word: str
+) -> None:
+    (finding,) = findings(hosts(text))
+    assert not finding.fatal
+    assert named([Fault.of(finding)], where, word)
 
 
 def test_a_temporary_directory_on_several_hosts_is_a_warning() -> None:

@@ -17,7 +17,28 @@ SLURM = f"{GPT}targets: {{{{slurm: {{{{{{}}}}}}}}}}\n"
 
 REFUSED = [
     (f"{GPT}checkpoint: {{dir: ..}}\n", "8:19 checkpoint.dir", "own"),
-    (f"{GPT}checkpoint: {{dir: /dev/null}}\n", "8:19 checkpoint.dir", "system"),
+    (f"{GPT}checkpoint: {{dir: ~/}}\n", "8:19 checkpoint.dir", "home directory"),
+    (f"{GPT}checkpoint: {{dir: /ck/*}}\n", "8:19 checkpoint.dir", "fills in *"),
+    (f"{GPT}checkpoint: {{dir: 'C:\\ck'}}\n", "8:19 checkpoint.dir", "Windows"),
+    (f"{GPT}python: ~/venv\n", "8:9 python.interpreter", "write ~/venv/bin/python3"),
+    (f"{GPT}python: /usr/bin\n", "8:9 python.interpreter", "write /usr/bin/python3"),
+    (SCRIPT.format("resume: {exists: 'a\\d+', args: x}"), "3:40 train.resume.exists", "backslash"),
+    (f"{GPT}targets: {{slurm: {{login: $H}}}}\n", "8:26 targets.slurm.login", "write the name"),
+    (
+        f"{GPT}targets: {{slurm: {{login: h, ssh_options: [-oRemoteCommand=x]}}}}\n",
+        "8:43 targets.slurm.ssh_options[0]",
+        "runs no command",
+    ),
+    (
+        f"{GPT}targets: {{sky: {{bucket: s3://bbb, requirements: [cv2]}}}}\n",
+        "8:50 targets.sky.requirements[0]",
+        "write opencv-python-headless",
+    ),
+    (
+        f"{GPT}targets: {{sky: {{bucket: s3://bbb, requirements: [torch, python==3.11]}}}}\n",
+        "8:57 targets.sky.requirements[1]",
+        "leave it out",
+    ),
     (f"{GPT}checkpoint: {{dir: a/step-000000010}}\n", "8:19 checkpoint.dir", "another job"),
     (f'{GPT}checkpoint: {{dir: "\\n"}}\n', "8:19 checkpoint.dir", "blank"),
     (f"{GPT}checkpoint: {{dir: 'me@host:/ck'}}\n", "8:19 checkpoint.dir", "place for scp"),

@@ -316,17 +316,17 @@ torch.save(model, os.path.join(out, "last.pt"))
 """
 
 
-@pytest.mark.parametrize(
-    ("patterns", "told_of"),
-    [
-        ("out/chkpt-*.pt", "ckpt-*.pt"),
-        ("[out/ckpt-*.pth, first.pt]", "ckpt-*.pt"),
-        ("'out/ckpt-[0-9]*.pt'", ""),
-        ("out/ckpt-????.pt", ""),
-        ("[x.pt, out/last.pt]", ""),
-        ("runs/*", ""),
-    ],
-)
+PATTERNS = [
+    ("out/chkpt-*.pt", "ckpt-*.pt"),
+    ("[out/ckpt-*.pth, first.pt]", "ckpt-*.pt"),
+    ("'out/ckpt-[0-9]*.pt'", ""),
+    ("out/ckpt-????.pt", ""),
+    ("[x.pt, out/last.pt]", ""),
+    ("runs/*", ""),
+]
+
+
+@pytest.mark.parametrize(("patterns", "told_of"), PATTERNS)
 def test_a_pattern_that_matches_no_file_of_the_script(
     patterns: str, told_of: str, tmp_path: Path
 ) -> None:

@@ -230,7 +230,6 @@ UNWISE = [
         "6:89 targets.hosts.hosts[1].address",
         "address of a",
     ),
-    ({"top": "env: {CUDA_VISIBLE_DEVICES: 0}"}, "6:29 env.CUDA_VISIBLE_DEVICES", "gpus_per_node"),
     ({"top": "env: {OMP_NUM_THREADS: 4}"}, "6:24 env.OMP_NUM_THREADS", "threads"),
     ({"top": "env: {SLURM_NTASKS: 4}"}, "6:21 env.SLURM_NTASKS", "Slurm"),
     ({"top": "env: {TORCHELASTIC_RUN_ID: 4}"}, "6:28 env.TORCHELASTIC_RUN_ID", "torchrun"),
@@ -299,6 +298,41 @@ UNWISE = [
     ),
     ({"top": "python: {activate: [export A = b]}"}, "6:21 python.activate[0]", "space before ="),
     ({"top": "python: {activate: [setenv A b]}"}, "6:21 python.activate[0]", "csh"),
+    *(
+        ({"top": f"python: {{activate: ['{line}']}}"}, "6:21 python.activate[0]", word)
+        for line, word in (
+            ("exit 0", "no training begins"),
+            ("exec bash", "no training begins"),
+            ("top", "does not end"),
+            ("nvidia-smi --query-gpu=name -l 5", "does not end"),
+            ("tensorboard --logdir x --port 1", "does not end"),
+            ("python -m http.server", "does not end"),
+            ("poetry shell", "changes nothing"),
+            ("su - me", "changes nothing"),
+            ("alias a=b", "at a terminal"),
+            ("torchrun t.py", "is a launcher"),
+            ("~/v/bin/activate", "as a program"),
+            ("conda install x", "nobody answers"),
+            ("read -p name x", "nobody answers"),
+            ("export RANK=0 A=1", "torchrun sets it"),
+        )
+    ),
+    *(
+        ({"top": f"env: {{{name}: '{value}'}}"}, f"6:{9 + len(name)} env.{name}", word)
+        for name, value, word in (
+            ("NCCL_IB_DISABLE", "true", "no number"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments=True", "NAME:VALUE"),
+            ("CUDA_DEVICE_ORDER", "PCI", "no order"),
+            ("MKL_NUM_THREADS", "all", "no number"),
+            ("NCCL_DEBUG", "VERBOSE", "no level"),
+            ("PYTHONPATH", "/a;/b", "separates no directories"),
+        )
+    ),
+    (
+        {"gpus": 2, "top": "env: {CUDA_VISIBLE_DEVICES: 0}"},
+        "6:29 env.CUDA_VISIBLE_DEVICES",
+        "hides",
+    ),
     (
         {"top": "python: {activate: ['export PATH=\"/opt/bin\"']}"},
         "6:21 python.activate[0]",
@@ -366,6 +400,8 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "python: {activate: ['if a; then', 'exit 1', 'fi', 'read x < y', 'su me -c x', 'sh x.sh', 'source /x/bin/activate']}",
         "python: {activate: ['conda install -y x', 'sudo apt-get -qq install --yes x', 'shopt -s expand_aliases', 'alias a=b']}",
         "python: {activate: ['export RANKS=2', 'nvidia-smi', 'sleep 5', 'tail -n 1 f', 'exit_code=0', 'watchman x']}",
+        "env: {CUDA_VISIBLE_DEVICES: ''}",
+        "env: {PYTHONUTF8: '1', PYTHONMALLOC: malloc_debug, PYTHONTRACEMALLOC: 5, PYTHONINTMAXSTRDIGITS: 640}",
         "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
         "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",
     ],

@@ -523,6 +523,31 @@ def test_what_skypilot_would_take_for_something_else(
 
 WARNED = [
     (
+        f"{BUCKET}, instance_type: p4d.24xlarge, infra: aws",
+        "10:42 targets.sky.instance_type",
+        "the job uses none",
+    ),
+    (
+        f"{BUCKET}, instance_type: c3-standard-4, infra: gcp, gpus_per_node: 2",
+        "10:42 targets.sky.instance_type",
+        "has no GPUs",
+    ),
+    (
+        f"{BUCKET}, train: {{trackers: wandb}}, requirements: [torch==2.13.0]",
+        "10:45 targets.sky.train.trackers",
+        "wandb==VERSION",
+    ),
+    (
+        f"{BUCKET}, gpus_per_node: 2, accelerators: A100:2, requirements: [torch==2.13.0+rocm6.2, -f x]",
+        "10:82 targets.sky.requirements[0]",
+        "without CUDA",
+    ),
+    (
+        f"{BUCKET}, train: {{args: {{text: ~/x.txt}}}}, requirements: [torch==2.13.0]",
+        "10:48 targets.sky.train.args.text",
+        "no new machine",
+    ),
+    (
         f"{BUCKET}, extra: {{event_callback: 'curl -H hf_0123456789'}}",
         "10:34 targets.sky.extra",
         "managed_secrets",

@@ -345,6 +345,13 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 WARNED = [
     ("extra: --output=/x/a.log", "9:18 targets.slurm.extra", "%j"),
     ("array: 0-0, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
+    ("login: h, dir: /tmp/x", "9:26 targets.slurm.dir", "all nodes see"),
+    ("environment: {venv: /tmp/v}", "9:31 targets.slurm.environment.venv", "which is emptied"),
+    (
+        "environment: {conda: t}, python: /opt/python3",
+        "9:44 targets.slurm.python",
+        "not that of environment.conda",
+    ),
     ("mem: 4", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000K", "9:16 targets.slurm.mem", "16G"),
     ("mem: 1000kb", "9:16 targets.slurm.mem", "16G"),

@@ -21,6 +21,8 @@ TOLD = [
     (with_args("data_dir: $DATA/x", "mnist"), "$DATA "),
     (with_args("width: 10000000"), "parameters"),
     (with_args("classes: 9", "mnist"), "10 classes"),
+    (with_args("sha256: {train: null}", "mnist"), "no file of this workload"),
+    (with_args("sha256: {train-images-idx3-ubyte: ab}", "mnist"), "64 hexadecimal digits"),
     (with_args("heads: 3"), "width: 126"),
     (
         with_args("holdout: 0").replace(

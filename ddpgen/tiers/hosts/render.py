@@ -50,7 +50,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
     yield from rules.ssh_options(job.ssh_options)
     if len(job.hosts) > 1:
         yield from unwise.temporary(
-            job, "name a directory that outlives a reboot, like ~/runs/NAME"
+            job, "name a directory that outlives a reboot, like ~/runs/NAME", {"dir": job.dir}
         )
     on_nccl = backend(job) == "nccl"
     for i, host in enumerate(job.hosts):
@@ -59,7 +59,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         for name in host.env.keys() & {secret.name for secret in job.secrets}:
             problem, remedy = f"{name} is in secrets as well", "leave one of them out"
             yield Conflict((f"{field}.env.{name}",), problem, remedy)
-        yield from unwise.environment(host.env, f"{field}.env")
+        yield from unwise.environment(host.env, f"{field}.env", job.gpus(host))
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)
@@ -87,6 +87,10 @@ def _names(job: HostsJob) -> Iterator[Conflict]:
             problem = f"is the same place as {hosts_by_destination[destination]}: {destination[0]}, directory {destination[1]}"
             yield Conflict(fields, problem, "give one of them another ssh destination or dir")
         hosts_by_destination[destination] = host.name
+    spares = [host.name for host in job.hosts[len(job.hosts) - job.spares :]]
+    if job.head in spares:
+        problem = f"{job.head} is a spare, which is the last of hosts, and takes no part"
+        yield Conflict(("head", "spares"), problem, "list another host last", False)
     host_names = tuple(host.name for host in job.hosts)
     if job.head is not None and job.head not in host_names:
         yield Conflict(("head",), f"{job.head} is not in hosts", did_you_mean(job.head, host_names))
@@ -131,6 +135,9 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
     if gpus and procs > gpus:
         problem = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
         yield Conflict(fields, problem, f"write procs: {gpus}")
+    elif gpus > procs:
+        problem = f"{gpus - procs} of {gpus} GPUs of {host.name} stay idle"
+        yield Conflict(fields, problem, f"write procs: {gpus}, one process per GPU", False)
 
 
 def _shared_addresses(job: HostsJob) -> Iterator[Conflict]:

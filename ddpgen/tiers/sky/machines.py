@@ -14,6 +14,7 @@ from ddpgen.spec.job import Python
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import SkyJob
+from ddpgen.tiers.sky.requirement import may_bring_others, package
 
 # The clouds on which SkyPilot 0.14 never takes a spot machine.
 _WITHOUT_SPOT = {
@@ -54,8 +55,16 @@ _OF_A_CLUSTER = re.compile(
 )
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
 _BEST_WITH_IMAGE = {"gcp", "nebius"}
+# Cloud → its machines with GPUs of NVIDIA, and some of those without any GPU.
+_INSTANCES = {
+    "aws": (r"(p[2-9]|g[3-9])\w*\..*", r"[acmrtxz][1-9]\w*\..*"),
+    "azure": (r"Standard_N[CDV]\d.*", r"Standard_[ABDEF]\d.*"),
+    "gcp": (r"(a2|a3|a4|g2)-.*", r"(n1|n2|n2d|n4|e2|c2|c2d|c3|c3d|c4|m1|m2|m3|t2d)-.*"),
+}
 # SkyPilot's accelerators that are no GPUs.
 _NO_GPU = re.compile("tpu|trainium|inferentia", re.IGNORECASE)
+# A build of torch for CPUs or AMD, or an index with such builds.
+_OTHER_WHEELS = re.compile(r"torch==[^ ;]*(\+(?:cpu|rocm)[\d.]*)|whl/(cpu|rocm[\d.]*)\b")
 # Where machines that are no spot machines may be taken back as well.
 _PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
 
@@ -70,6 +79,8 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     if job.clouds <= _BARE and not (job.setup or job.image or job.extra):
         yield from _python_of_a_new_machine(job)
         yield from _files_of_a_new_machine(job)
+        if job.requirements and not job.locked:
+            yield from _packages(job)
     yield from _labels(job)
 
 
@@ -86,6 +97,7 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.instance_type and len(job.clouds) != 1:
         problem = f"{job.instance_type} is one cloud's name for a machine"
         yield Conflict(("instance_type", "infra"), problem, "write infra: with that cloud")
+    yield from _instance(job)
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
@@ -101,6 +113,21 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _instance(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning if the machine has GPUs that the job does not use, or the other way round."""
+    cloud = min(job.clouds, default="")
+    if job.instance_type is None or cloud not in _INSTANCES or len(job.clouds) != 1:
+        return
+    with_gpus, without = _INSTANCES[cloud]
+    fields = ("instance_type", "gpus_per_node")
+    if not job.gpus_per_node and re.fullmatch(with_gpus, job.instance_type):
+        problem = f"{job.instance_type} has GPUs, and the job uses none"
+        yield Conflict(fields, problem, "write gpus_per_node: N and procs_per_node: N", False)
+    if job.gpus_per_node and not job.accelerators and re.fullmatch(without, job.instance_type):
+        problem = f"{job.instance_type} has no GPUs, and the job uses {job.gpus_per_node}"
+        yield Conflict(fields, problem, "name a machine with GPUs, or write accelerators", False)
 
 
 def _kinds(job: SkyJob) -> Iterator[Conflict]:
@@ -192,6 +219,21 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
             problem = f"{path} is on no new machine, and nothing brings it there"
             remedy = "write a path in code, or targets: {sky: {extra: {file_mounts: …}}}"
             yield Conflict((field,), problem, remedy, False)
+
+
+def _packages(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for wheels of torch that cannot use the job's GPUs, and for trackers that are not installed."""
+    for i, line in enumerate(job.requirements):
+        if job.gpus_per_node and (build := _OTHER_WHEELS.search(line)):
+            problem = f"{show(build[1] or build[2])} is a torch without CUDA, and the job uses GPUs"
+            fields = (f"requirements[{i}]", "requirements")
+            yield Conflict(fields, problem, "leave it out, or name one like +cu126", False)
+    if any(map(may_bring_others, job.requirements)):
+        return
+    missing = {*job.train.trackers} - {*map(package, job.requirements)}
+    for tracker in sorted(missing):
+        problem = f"{tracker} is not among the requirements, and then it gets no metrics"
+        yield Conflict(("train.trackers",), problem, f"add {tracker}==VERSION to them", False)
 
 
 def _labels(job: SkyJob) -> Iterator[Conflict]:

@@ -31,6 +31,7 @@ _IMAGES = {
     ),
     "pyxis": (
         (r"(?:docker://)?([^/#.][^/#]*[.:][^/#]*)/(?!/)([^#]+)", "is looked for at Docker Hub", r"write docker://\1#\2", False),
+        (rf"{_RELATIVE}\.{{1,2}}/.*", _IN_BUNDLE, "write /path", True),
         (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
     ),
 }  # fmt: skip
@@ -40,11 +41,12 @@ _OPTIONS = {
     "apptainer": (
         (r"--(?:container-.*|gpus(?:=.*)?)", "is no option of apptainer", "leave it out", True),
         (r"--(?:rm|entrypoint|interactive|ipc=.*|shm-size|tty|user|volume)(?:=.*)?|-(?:it|ti|t|v|d)", "is an option of docker", "leave it out; mounts has the directories", True),
+        (r"--(?:pwd|cwd)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
         (r"--cleanenv|--containall|-[eC]", _VARIABLES_LOST, "leave it out", True),
     ),
     "pyxis": (
         (r"--export=(?!(?:.*,)?ALL(?:,|$)).*", _VARIABLES_LOST, "leave it out", True),
-        (r"-[nN]\d*|--(?:chdir|cpus-per-task|gpus-per-task|gres|nodes|ntasks|ntasks-per-node|pty|time)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
+        (r"-[nN]\d*|--(?:container-image|container-mounts|container-workdir|chdir|cpus-per-task|gpus-per-task|gres|nodes|ntasks|ntasks-per-node|pty|time)(?:=.*)?", "is decided by ddpgen", "leave it out", True),
         (r"--(?:nv|nvccli|rocm|bind|cleanenv|containall|fakeroot|writable-tmpfs|pwd)(?:=.*)?",
          "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddpgen import __version__
@@ -169,7 +169,13 @@ def _times(job: SlurmJob) -> Iterator[Conflict]:
 
 def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     """Yield a warning for each value that Slurm takes, and that is hardly meant."""
-    yield from unwise.temporary(job, "name a directory that all nodes see")
+    boxed = job.environment.container
+    others: dict[str, str | None] = {
+        "dir": job.dir if job.login else None,
+        "environment.container.image": boxed.image if boxed else None,
+    }
+    others |= {f"environment.{name}": path for name, path in _environments(job).items()}
+    yield from unwise.temporary(job, "name a directory that all nodes see", others)
     yield from _memory(job)
     yield from _warning(job)
     every, saves = job.checkpoint.every, job.train.program_field == "workload"
@@ -234,7 +240,12 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
     environment_fields = job.environment
     if environment_fields.container is not None:
         yield from container.check(environment_fields.container)
-    chosen = [name for name in ("conda", "venv", "uv") if getattr(environment_fields, name)]
+    chosen = [*_environments(job)]
+    interpreter = job.python.interpreter
+    if chosen and interpreter.startswith(("/", "~")):
+        problem = f"{interpreter} is a Python of its own, and not that of environment.{chosen[0]}"
+        fields = ("python.interpreter", "python", f"environment.{chosen[0]}")
+        yield Conflict(fields, problem, "leave one of them out", False)
     if len(chosen) > 1:
         problem = f"{' and '.join(chosen)} are both given"
         yield Conflict((f"environment.{chosen[1]}",), problem, "keep one of them")
@@ -243,6 +254,12 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         if path and not path.startswith(("/", "~")):
             problem = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), problem, "write ~/path or /path")
+
+
+def _environments(job: SlurmJob) -> Mapping[str, str]:
+    """Return the environments that the spec gives, by the names of their fields."""
+    paths = {name: getattr(job.environment, name) for name in ("conda", "venv", "uv")}
+    return {name: path for name, path in paths.items() if path}
 
 
 def _secrets(job: SlurmJob) -> Iterator[Conflict]:

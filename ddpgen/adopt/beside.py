@@ -1,0 +1,111 @@
+"""Files beside the spec that a job names, and that no process of the job finds: only the files of `code` travel."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ddpgen.adopt import source
+from ddpgen.adopt.calls import imported, warning
+from ddpgen.bundle import code
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# Lines of bash that may run elsewhere than at the bundle, or may make the file first.
+_ELSEWHERE = re.compile(r"\b(cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the files that the words, the lines of bash and the imports of a job name. `home`: the spec's directory."""
+    if job.train.program_field != "workload" and not job.train.workdir:
+        yield from _words(job, home)
+    yield from _lines(job, home)
+    yield from _imports(job, home)
+
+
+def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the arguments that name such a file. The working directory holds the files of `code` alone."""
+    train = job.train
+    args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
+    words = [
+        (f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]", str(word))
+        for name, word in args
+    ]
+    words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
+    for field, word in words:
+        path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
+        if _only_beside(path, job, home):
+            inside = _inside(path, job, home)
+            problem = f"{path} lies beside the spec, and is not in code ({', '.join(job.code)})"
+            remedy = "add it to code, or write the path that it has on the hosts"
+            yield warning(field, problem, f"write {inside}" if inside else remedy)
+
+
+def _only_beside(path: str, job: JobSpec, home: Path) -> bool:
+    """True if the path is a file beside the spec, and none of the job's `code`."""
+    relative = path and not path.startswith(("/", "~", "-", "{"))
+    return (
+        bool(relative and job.code)
+        and _is_file(home / path)
+        and not code.find(job.code, home, path)
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _inside(path: str, job: JobSpec, home: Path) -> str:
+    """Return the path in code/ of a file that the spec names by a longer path; "" if it is not in `code`."""
+    parts = path.split("/")
+    names = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((name for name in names if name in code.find(job.code, home, name)), "")
+
+
+def _lines(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the lines of bash that name such a file. They run in the bundle, whose files are in code/."""
+    lists = {"setup": getattr(job, "setup", ()), "python.activate": job.python.activate}
+    for field, lines in lists.items():
+        if _ELSEWHERE.search("\n".join(lines)):
+            continue
+        for i, word in ((i, word) for i, line in enumerate(lines) for word in _split(line)):
+            path = posixpath.normpath(word)
+            if word.startswith(("/", "~", "code/", "-")):
+                continue
+            inside = _inside(path, job, home)
+            if not inside and not _is_file(home / path):
+                continue
+            problem = f"{word} is not in the bundle, where the line runs"
+            remedy = "write the path that it has on the hosts, or add it to code"
+            if inside:
+                remedy = f"write code/{inside}"
+            yield Conflict((f"{field}[{i}]", field), problem, remedy, fatal=False)
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []
+
+
+def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the modules beside the job's own Python file that it imports, and that are not in `code`."""
+    path, folder = source.python_file(job, home), posixpath.dirname(job.train.user_file)
+    tree = source.parsed(path, "") if path else None
+    if path is None or tree is None or isinstance(tree, Conflict):
+        return
+    for name in sorted(imported(tree) - {""}):
+        for file in (f"{name}.py", f"{name}/__init__.py"):
+            wanted = posixpath.join(folder, file)
+            if _is_file(path.parent / file) and not any(
+                code.find(job.code, home, each) for each in (wanted, file)
+            ):
+                problem = f"{path.name} imports {name}, and {file} beside it is not in code ({', '.join(job.code)})"
+                yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)

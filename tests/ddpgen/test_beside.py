@@ -1,0 +1,66 @@
+"""Files beside the spec that a job names, and that are not where its processes look for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.conftest import GPT, Fault, findings
+
+SCRIPT = "name: a\ncode: code\ntrain: {{script: beside.py, {}}}\n"
+COMMAND = "name: a\ncode: code\ntrain: {{command: [cat, {}], resume: by-itself}}\n"
+SLURM = GPT + "code: code\ntargets: {{slurm: {{setup: {}}}}}\n"
+ACTIVATE = GPT + "python: {{activate: {}}}\n"
+# The spec, the field, a word of the finding.
+NOT_THERE = [
+    (SCRIPT.format("args: {config: conf/a.yaml}"), "train.args.config", "add it to code"),
+    (SCRIPT.format("args: [--config, ./code/sub/b.yaml]"), "train.args[1]", "write sub/b.yaml"),
+    (SCRIPT.format("args: [--config=conf/a.yaml]"), "train.args[0]", "not in code (code)"),
+    (COMMAND.format("conf/a.yaml"), "train.command[1]", "on the hosts"),
+    (SLURM.format("pip install -r sub/b.yaml"), "targets.slurm.setup", "write code/sub/b.yaml"),
+    (SLURM.format("['true', 'cat conf/a.yaml']"), "targets.slurm.setup[1]", "not in the bundle"),
+    (ACTIVATE.format("source conf/a.yaml"), "python.activate", "not in the bundle"),
+    ("name: a\ncode: lone.py\ntrain: {script: lone.py}\n", "code", "imports beside"),
+]  # fmt: skip
+THERE = [
+    SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
+    SCRIPT.format("args: {config: conf/a.yaml}, workdir: /work"),
+    COMMAND.format("conf/none.yaml"),
+    SLURM.format("pip install -r code/sub/b.yaml"),
+    SLURM.format("['cd /data', 'cat conf/a.yaml']"),
+    SLURM.format("\"echo '\\n\""),
+    ACTIVATE.format("source /venv/bin/activate"),
+    "name: a\ncode: [lone.py, beside.py]\ntrain: {script: lone.py}\n",
+]  # fmt: skip
+
+
+def write(place: Path) -> None:
+    """Write the files that the specs name."""
+    for name in ("conf/a.yaml", "code/sub/b.yaml", "code/beside.py", "lone.py", "beside.py"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("import beside, torch\n")
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def told(spec: str) -> list[Fault]:
+    """Return the findings of a spec about its files."""
+    words = ("beside", "not in the bundle")
+    return [Fault.of(each) for each in findings(spec) if any(w in each.problem for w in words)]
+
+
+@pytest.mark.parametrize(("spec", "field", "word"), NOT_THERE)
+def test_a_file_beside_the_spec_does_not_travel(spec: str, field: str, word: str) -> None:
+    (fault,) = told(spec)
+    assert fault.where.partition(" ")[2] == field
+    assert word in fault.text
+
+
+@pytest.mark.parametrize("spec", THERE)
+def test_a_file_in_code_or_on_the_hosts_is_there(spec: str) -> None:
+    assert told(spec) == []
