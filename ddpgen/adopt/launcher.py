@@ -26,13 +26,13 @@ _LAUNCHER_FLAGS = frozenset([
 ])  # fmt: skip
 _PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "numactl", "setsid")
 _PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": ("-N", "-C", "-m")}
-# Options of srun and sbatch. A letter stands for the same option in both.
+# Options of srun and sbatch. A letter or another name stands for the same option in both.
 SLURM_SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
     "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill", "L": "licenses", "l": "label",
     "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
     "Q": "quiet", "q": "qos", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait",
-    "w": "nodelist", "x": "exclude",
+    "w": "nodelist", "x": "exclude", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
 }  # fmt: skip
 SLURM_FLAGS = frozenset([
     "exclusive", "requeue", "no-requeue", "parsable", "overcommit", "oversubscribe", "no-kill", "hold", "contiguous",
@@ -43,11 +43,16 @@ SLURM_FLAGS = frozenset([
 ])  # fmt: skip
 # The spec's own srun has these options, or they only say how the script's output is written.
 _SRUN_NEEDLESS = frozenset([
-    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "nodelist",
-    "kill-on-bad-exit", "wait", "label", "unbuffered", "output", "error", "job-name", "jobid", "quiet", "verbose",
-    "exclusive", "overlap", "exact", "mpi", "partition", "account", "time", "mem", "export", "container-workdir",
+    "kill-on-bad-exit", "wait", "label", "unbuffered", "output", "error", "jobid", "quiet", "verbose", "overlap", "exact",
+    "mpi", "export", "container-workdir",
 ])  # fmt: skip
-_BINDING = re.compile(r"(cpu|gpu|mem|accel)-bind|distribution|hint|cpus-per-gpu|.*-per-core")
+# Options of srun that ask for the same as those of sbatch.
+_SRUN_ASKS = frozenset([
+    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "gpus", "gpus-per-node", "gpus-per-task", "gres",
+    "nodelist", "exclude", "exclusive", "partition", "account", "qos", "constraint", "reservation", "time", "mem",
+    "mem-per-cpu", "mem-per-gpu", "job-name",
+])  # fmt: skip
+_BINDING = re.compile(r"(cpu|gpu|mem|accel)-bind|distribution|hint|.*-per-core")
 _CONTAINER_FLAGS = frozenset([
     "nv", "rocm", "cleanenv", "e", "contain", "c", "containall", "C", "no-home", "writable-tmpfs", "writable", "w",
     "fakeroot", "f", "unsquash", "ipc", "pid", "userns", "u", "nvccli", "compat", "no-eval", "no-privs", "keep-privs",
@@ -76,7 +81,7 @@ _UNKNOWN = "only a machine knows what it is"
 class Prefix(NamedTuple):
     """The words in front of a launcher.
 
-    `srun`: True if srun is among them. `words`: all words of the command, as the script's own shell fills them in.
+    `srun`: True if srun is among them. `asks`: its options that sbatch has too. `words`: all words of the command, as the script's own shell fills them in.
     `env`: the variables that are set for the command alone. `lost`: the parts that a spec does not have, with the
     remedies. `container`: the fields of the container.
     """
@@ -86,6 +91,7 @@ class Prefix(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
     container: Mapping[str, str | list[str]] = {}
+    asks: Mapping[str, str] = {}
 
 
 class Launch(NamedTuple):
@@ -166,12 +172,14 @@ def _launcher_in(words: Sequence[str]) -> int:
 
 
 def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
-    lost, container = [*prefix.lost], dict(prefix.container)
+    lost, container, asks = [*prefix.lost], dict(prefix.container), dict(prefix.asks)
     options: list[str] = []
     while rest and rest[0].startswith("-"):
         name, value = option(rest, SLURM_SHORT, SLURM_FLAGS)
         text = f"--{name}={value}" if value else f"--{name}"
-        if name == "container-image":
+        if name in _SRUN_ASKS:
+            asks[name] = value
+        elif name == "container-image":
             container |= {"image": value, "runtime": "pyxis"}
         elif name == "container-mounts":
             container["mounts"] = value.split(",")
@@ -186,7 +194,7 @@ def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
             lost.append((f"srun {text}", ""))
     if options:
         container["options"] = options
-    return prefix._replace(srun=True, lost=tuple(lost), container=container)
+    return prefix._replace(srun=True, lost=tuple(lost), container=container, asks=asks)
 
 
 def _apptainer(prefix: Prefix, rest: list[str]) -> Prefix:

@@ -8,22 +8,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpgen.adopt.draft import Draft
-from ddpgen.adopt.expansion import INDEX, unknown
+from ddpgen.adopt.expansion import INDEX, is_known, plain, unknown
 from ddpgen.adopt.launcher import SLURM_FLAGS, SLURM_SHORT, Launch, option
 from ddpgen.adopt.script import Script
+from ddpgen.tiers.slurm.directives import Gres, gres_items
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
 _SIZE_OPTIONS = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "cpus-per-gpu",
     "job-name", "chdir",
 ])  # fmt: skip
+# Options of srun that count for the step alone, so that they replace those of the job.
+_OF_A_STEP = _SIZE_OPTIONS - {"nodes", "job-name", "chdir"}
+# Within a job these, and --mem=0, choose a part of it.
+_PART_OF_A_JOB = frozenset(["exclusive", "nodelist", "exclude"])
 _NEEDLESS_OPTIONS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
 # Options about a number of tasks that the spec's job does not have, and those that no script needs.
 _OTHER_TASKS = re.compile(
     r"ntasks-per-.*|.*-per-(socket|core)|distribution|.*-bind|overcommit|input|wrap|test-only"
-)
-_GPUS = re.compile(
-    r"gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?::(?P<number>\d+))?|(?:([A-Za-z][\w.-]*):)?(\d+)"
 )
 _FILLED_RANK = re.compile(
     r"(node|machine).rank[= ][\"']?" + unknown(r"\$\{?SLURM_(NODEID|PROCID)\}?")
@@ -66,6 +68,7 @@ class Batch(Script):
     def __init__(self, draft: Draft, own_directory: str = "") -> None:
         super().__init__(draft, own_directory)
         self.directives: dict[str, tuple[str, int]] = {}  # by name: the value, the line
+        self._cpus = 0, 0  # of one node, and their line
 
     def _read_head(self, text: str) -> None:
         self._read_directives(text)
@@ -73,6 +76,29 @@ class Batch(Script):
         directory, line = self.directives.get("chdir", ("", 0))
         if directory:
             self.change_directory(directory, line, f"--chdir={directory}")
+
+    def _read_step(self, launch: Launch) -> None:
+        """See Script. An option of the launch's srun counts where no directive is the same, and a step's size always."""
+        step: dict[str, tuple[str, int]] = {}
+        for name, value in launch.prefix.asks.items():
+            old, _ = self.directives.get(name, (None, 0))
+            if old is None and not is_known(value):
+                self.draft.report_lost(launch.line, f"srun --{name}={plain(value)}")
+            elif name == "nodes" and old and value.isdigit() and int(value) != self.nodes:
+                remedy = f"the spec's job has {self.nodes} nodes"
+                self.draft.report_lost(launch.line, f"srun --nodes={value}", remedy)
+            elif is_known(value) and self._counts(name, value):
+                step[name] = value, launch.line
+        if step:
+            self._size(step)
+            self.directives = {**step, **self.directives}
+
+    def _counts(self, name: str, value: str) -> bool:
+        """True if the job has to have this option of a srun."""
+        if name in self.directives:
+            return name in _OF_A_STEP and self.directives[name][0] != value
+        is_part = name in _PART_OF_A_JOB or (name, value) == ("mem", "0")
+        return not (self.directives and is_part)
 
     def _activate(self, launch: Launch) -> None:
         """See Script. `python.activate` runs in the container if there is one, and modules are loaded outside of it."""
@@ -118,7 +144,8 @@ class Batch(Script):
                 self._read_directive(line, number)
             elif line.strip() and not line.startswith("#"):
                 first_command = first_command or number
-        self._size()
+        self.draft.put("nodes", 1)
+        self._size(self.directives)
 
     def _read_directive(self, line: str, number: int) -> None:
         try:
@@ -130,45 +157,64 @@ class Batch(Script):
             name, value = option(words, SLURM_SHORT, SLURM_FLAGS)
             self.directives[name] = (value, number)
 
-    def _size(self) -> None:
-        value, line = self.directives.get("nodes", ("1", 0))
-        minimum, _, maximum = value.partition("-")
-        if _number(minimum) and _number(maximum or minimum):
-            self.nodes = int(maximum or minimum)
-            self.draft.put(
-                "nodes",
-                f"{minimum}..{maximum}" if maximum and maximum != minimum else int(minimum),
-                line,
-            )
-        else:
-            self.draft.report_lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
-        tasks = _number(self.directives.get("ntasks", ("", 0))[0])
-        tasks_per_node = _number(self.directives.get("ntasks-per-node", ("", 0))[0])
-        self.tasks = tasks_per_node or max(1, tasks // self.nodes)
-        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
-            value, line = self.directives.get(name, ("", 0))
-            match = _GPUS.fullmatch(value)
-            if match is None:
-                if value:
-                    self.draft.report_lost(line, f"--{name}={value}", "write gpus_per_node")
-                continue
-            gpu_type, number = match["type"] or match[3], match["number"] or match[4] or 1
-            self.gpus = int(number) // (self.nodes if name == "gpus" else 1)
-            self.gpus *= self.tasks if name == "gpus-per-task" else 1
-            self.draft.put("gpus_per_node", self.gpus, line)
-            if gpu_type:
-                self.draft.put("targets.slurm.gpu_type", gpu_type, line)
-            if name == "gres":
-                self.draft.put("targets.slurm.gpu_request", "gres", line)
-        cpus = self.directives.get("cpus-per-task", ("", 0))[0]
+    def _size(self, options: Mapping[str, tuple[str, int]]) -> None:
+        """Take the sizes that the directives name, or after them the options of a srun."""
+        tasks, tasks_per_node, cpus_per_gpu, cpus_per_task = (
+            _number(options.get(name, ("", 0))[0])
+            for name in ("ntasks", "ntasks-per-node", "cpus-per-gpu", "cpus-per-task")
+        )
+        self._count_nodes(options, -(-tasks // tasks_per_node) if tasks_per_node else 0)
+        if tasks or tasks_per_node:
+            self.tasks = tasks_per_node or max(1, tasks // self.nodes)
+        self._count_gpus(options)
+        if cpus := cpus_per_task * self.tasks or cpus_per_gpu * self.gpus:
+            name = "cpus-per-task" if cpus_per_task else "cpus-per-gpu"
+            self._cpus = cpus, options[name][1]
         variables = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
                 "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus,
-                "CPUS_PER_TASK": cpus}  # fmt: skip
+                "CPUS_PER_TASK": cpus_per_task}  # fmt: skip
         self.shell.variables |= {
             f"SLURM_{name}": str(value) for name, value in variables.items() if value
         }
-        if "job-name" in self.directives:
-            self.draft.put("name", *self.directives["job-name"])
+        if "job-name" in options:
+            self.draft.put("name", *options["job-name"])
+
+    def _count_nodes(self, options: Mapping[str, tuple[str, int]], needed: int) -> None:
+        """Take the number of nodes. `needed`: the number for all tasks; 0 if it is not known."""
+        default = str(needed) if needed and "nodes" not in self.directives else ""
+        value, line = options.get("nodes", (default, 0))
+        minimum, _, maximum = value.partition("-")
+        if _number(minimum) and _number(maximum or minimum):
+            self.nodes = int(maximum or minimum)
+            nodes = f"{minimum}..{maximum}" if _number(maximum) > int(minimum) else int(minimum)
+            self.draft.put("nodes", nodes, line)
+        elif value:
+            self.draft.report_lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
+
+    def _count_gpus(self, options: Mapping[str, tuple[str, int]]) -> None:
+        """Take the GPUs of a node, and put the other items of --gres into `extra`."""
+        has_gpus = bool(self.gpus)
+        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+            value, line = options.get(name, ("", 0))
+            items = gres_items(value if name == "gres" else f"gpu:{value}") if value else []
+            gpus = [item for item in items if item.name == "gpu"]
+            if len(gpus) > 1 or not all(re.fullmatch(r"[\w.-]*", item.kind) for item in gpus):
+                self.draft.report_lost(line, f"--{name}={value}", "write gpus_per_node")
+                continue
+            for item in items:
+                if item.name != "gpu":
+                    self.draft.add("targets.slurm.extra", f"--gres={item.text}", line)
+                    continue
+                self._put_gpus(name, item, line)
+                if name == "gres" and not has_gpus:
+                    self.draft.put("targets.slurm.gpu_request", "gres", line)
+
+    def _put_gpus(self, name: str, item: Gres, line: int) -> None:
+        self.gpus = item.number // (self.nodes if name == "gpus" else 1)
+        self.gpus *= self.tasks if name == "gpus-per-task" else 1
+        self.draft.put("gpus_per_node", self.gpus, line)
+        if item.kind:
+            self.draft.put("targets.slurm.gpu_type", item.kind, line)
 
     def _fields(self, procs: int) -> None:
         """Put the directives into the draft, and report their traps. `procs`: the number of processes on a node."""
@@ -188,11 +234,9 @@ class Batch(Script):
                 draft.report_lost(line, option_text, "the spec's job has one task on a node")
             elif name not in _SIZE_OPTIONS:
                 draft.add("targets.slurm.extra", option_text, line)
-        for name, count in (("cpus-per-gpu", self.gpus), ("cpus-per-task", self.tasks)):
-            cpus, line = self.directives.get(name, ("", 0))
-            if cpus.isdigit() and count:
-                cpus_per_process = max(1, int(cpus) * count // procs)
-                draft.put("targets.slurm.cpus_per_proc", cpus_per_process, line)
+        cpus, line = self._cpus
+        if cpus:
+            draft.put("targets.slurm.cpus_per_proc", max(1, cpus // procs), line)
         self._traps(procs)
 
     def _traps(self, procs: int) -> None:

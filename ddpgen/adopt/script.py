@@ -55,6 +55,7 @@ class Script(Statements):
                 self.draft.report_lost(launch.line, launch.text, f"do it {when}")
         self._directory = self.shell.directory = chosen[0].directory
         self._activate(chosen[0])
+        self._read_step(chosen[0])
         procs = self._launch(chosen[0])
         self._read_launch(procs, chosen[0])
         for name, line in self.shell.unused.items():
@@ -122,6 +123,9 @@ class Script(Statements):
         """Put the commands that make the launch's Python usable into the draft."""
         for activation in self.activations:
             self.draft.add("python.activate", activation.text, activation.line)
+
+    def _read_step(self, launch: Launch) -> None:
+        """Read the options in front of the launcher that ask for a size."""
 
     def _read_launch(self, procs: int, launch: Launch) -> None:
         """Report what the whole launch lacks. `procs`: the number of processes that it starts on a node."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -660,6 +661,57 @@ def test_a_script_without_a_number_of_gpus_is_asked_for_it(
     out, err = spec_of(run, tmp_path, text)
     assert (read(out.encode(), "a")["slurm"].job.gpus_per_node or 0) == gpus
     assert (":2: not carried over: whether it trains on GPUs" in err) == (gpus == 0)
+
+
+# Directives, options of srun with the command → nodes, processes and GPUs of a node, CPUs of a process, other fields.
+STEPS = [
+    ("-N 2 --gpus-per-node=4", "--ntasks-per-node=4 --cpus-per-task=16 python", (2, 4, 4, 16), {}),
+    ("-N 2 --exclusive", "-N 2 --ntasks-per-node=1 --gres=gpu:4 --cpus-per-task=48 torchrun --nproc-per-node=4", (2, 4, 4, 12),
+     {"gpu_request": "gres", "exclusive": True}),
+    ("-N 2 --ntasks-per-node=4 -c 8 --gres=gpu:a100:4", "-N 2 -n 2 --ntasks-per-node=1 -c 32 --gpus=8 torchrun --nproc-per-node=4",
+     (2, 4, 4, 8), {"gpu_request": "gres", "gpu_type": "a100"}),
+    ("-N 2-4 --ntasks-per-node=2 -c 8 -G 8 --mem-per-gpu=9G -t 60", "--mem=0 -w n1 --exclusive -t 9 -N $SLURM_NNODES -n 4 torchrun --nproc-per-node=2",
+     (4, 2, 2, 8), {"time": 3600.0, "exclusive": False, "nodelist": None, "mem": None}),
+    ("", "-A proj -p gpu -t 2:00:00 -N 1 --gres=gpu:4 --ntasks-per-node=4 -c 8 --mem=100G --constraint=x -J job python", (1, 4, 4, 8),
+     {"account": "proj", "partition": "gpu", "time": 7200.0, "mem": "100G", "constraint": "x", "name": "job"}),
+    ("", "-p gpu --gres=gpu:8 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=5 python -u", (2, 8, 8, 5), {}),
+    ("--tasks-per-node=4 -N 2 --gpus-per-node=3090:4 -c 8", "python", (2, 4, 4, 8), {"gpu_type": "3090", "extra": ()}),
+    ("--tasks=4 --gres=gpu:3090:4 -c 8", "python", (1, 4, 4, 8), {"gpu_type": "3090", "gpu_request": "gres", "extra": ()}),
+    ("--gres=nvme:100,gpu:a100:4,ssd -c 40", "torchrun --nproc-per-node=4", (1, 4, 4, 10), {"gpu_type": "a100", "extra": ("--gres=nvme:100", "--gres=ssd")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("directives", "command", "size", "others"), STEPS)
+def test_sizes_of_directives_and_of_srun_are_the_jobs(
+    directives: str,
+    command: str,
+    size: tuple[int, ...],
+    others: dict[str, object],
+    run: Run,
+    tmp_path: Path,
+) -> None:
+    head = f"#SBATCH {directives}\n" if directives else ""
+    out, err = spec_of(run, tmp_path, f"{head}srun {command} train.py\n")
+    job: Any = read(out.encode(), "a")["slurm"].job
+    assert (int(job.nodes), job.procs_per_node, job.gpus_per_node, job.cpus_per_proc) == size
+    assert {name: getattr(job, name) for name in others} == others
+    for untrue in ("whether it trains on GPUs", "--cpus-per-task", "tasks on a node", "gres"):
+        assert untrue not in err
+
+
+@pytest.mark.parametrize(
+    ("directives", "option", "told"),
+    [
+        ("--gpus-per-node=4", "-p $P", ":2: not carried over: srun --partition=$P"),
+        ("-N 2 --gpus-per-node=4", "-N 1", ":2: not carried over: srun --nodes=1; the spec's job has 2 nodes"),
+        ("--gres=gpu:a100:2,gpu:v100:2", "-n 1", ":1: not carried over: --gres=gpu:a100:2,gpu:v100:2; write gpus_per_node"),
+    ],
+)  # fmt: skip
+def test_an_option_of_srun_that_is_dropped_is_named(
+    directives: str, option: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    _, err = spec_of(run, tmp_path, f"#SBATCH {directives}\nsrun {option} torchrun train.py\n")
+    assert f"old.sbatch{told}" in err
 
 
 def test_options_without_a_field_go_into_extra(run: Run, tmp_path: Path) -> None:

@@ -291,6 +291,8 @@ REFUSED = [
     ("extra: --no-requeue", "9:18 targets.slurm.extra", "requeues: 0"),
     ("extra: mem=4G", "9:18 targets.slurm.extra", "--mem-per-gpu"),
     ("extra: --ntasks-per-gpu=1", "9:18 targets.slurm.extra", "procs_per_node"),
+    ("extra: --tasks-per-node=4", "9:18 targets.slurm.extra", "procs_per_node"),
+    ("extra: --tasks=4", "9:18 targets.slurm.extra", "procs_per_node"),
     ("extra: --exclusive", "9:18 targets.slurm.extra", "exclusive: true"),
     ("extra: --nodes=3", "9:18 targets.slurm.extra", "--nodes"),
     ("extra: ['--open-mode=truncate']", "9:19 targets.slurm.extra[0]", "--open-mode"),

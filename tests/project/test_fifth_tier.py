@@ -32,6 +32,7 @@ OTHER_WORDS = {("ddpgen/spec/places.py", "local")}
 # A script is read into the fields that it is rendered from.
 MAY_IMPORT = {
     ("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields"),
+    ("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.directives"),
     ("ddpgen/adopt/sky.py", "ddpgen.tiers.sky.extra"),
     # `ddpgen site` is about a cluster of Slurm.
     ("ddpgen/cli/specs.py", "ddpgen.tiers.slurm"),

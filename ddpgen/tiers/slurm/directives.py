@@ -37,8 +37,10 @@ WRITTEN_OPTIONS: Mapping[str, str] = {
     "no-requeue": "write requeues: 0",
     "nodes": "write nodes:",
     "ntasks": "write nodes: and procs_per_node:",
+    "tasks": "write nodes: and procs_per_node:",
     "ntasks-per-gpu": "write procs_per_node:",
     "ntasks-per-node": "write procs_per_node:",
+    "tasks-per-node": "write procs_per_node:",
     "open-mode": "leave it out: every start appends to the log",
     "parsable": "leave it out",
     "quiet": "leave it out: ddpgen launch reads the id of the job",
@@ -64,12 +66,16 @@ class Gres(NamedTuple):
 
 def gres(job: SlurmJob) -> list[Gres]:
     """Return the items of --gres in `extra`."""
+    return [item for value in option_values(job, "gres") for item in gres_items(value)]
+
+
+def gres_items(value: str) -> list[Gres]:
+    """Return the items of a value of --gres."""
     items = []
-    for value in option_values(job, "gres"):
-        for text in value.split(","):
-            name, *rest = re.sub(r"^gres[:/]", "", text).split(":")
-            number = int(rest.pop()) if rest and rest[-1].isdigit() else 1
-            items.append(Gres(text, name, ":".join(rest), number))
+    for text in value.split(","):
+        name, *rest = re.sub(r"^gres[:/]", "", text).split(":")
+        number = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        items.append(Gres(text, name, ":".join(rest), number))
     return items
 
 
