@@ -21,6 +21,10 @@ _FILLED = re.compile(rf"\{{({'|'.join((*PLACEHOLDERS, 'newest'))})\}}")
 _FALSE = ("false", "no", "off", "0", "none", "null")
 _LONG_DASHES = "\u2012 \u2013 \u2014 \u2212"  # a text processor makes them of --
 
+# torch.distributed.launch adds this option to the arguments, and ddpgen does not.
+_LOCAL_RANK = ("--local_rank", "--local-rank")
+_READ_LOCAL_RANK = 'no value is right for all processes: have it read int(os.environ["LOCAL_RANK"])'
+
 
 class _Given(NamedTuple):
     """A word that the spec gives the script, at `field`.
@@ -220,7 +224,8 @@ def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterato
     yield from faults or _of_positionals(words, others, script.name, options)
     for names, option in options.arguments.items():
         if option.required and names not in seen and not faults:
-            yield warning("train.args", f"{script.name} wants {names[-1]}", "add it")
+            remedy = _READ_LOCAL_RANK if names[-1] in _LOCAL_RANK else "add it"
+            yield warning("train.args", f"{script.name} wants {names[-1]}", remedy)
 
 
 def _divided(

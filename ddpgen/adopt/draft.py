@@ -182,7 +182,8 @@ class Draft:
 
     def _field_of(self, path: str) -> tuple[str, ...] | None:
         names = tuple(re.sub(r"\[.*", "", path).split("."))
-        return names if names in self.fields else None
+        # A spec without its command would be none; a finding of the command asks for `resume`, which is added to it.
+        return names if names in self.fields and names != ("train", "command") else None
 
     def _shown(self, value: Any) -> Any:
         if isinstance(value, list):

@@ -21,11 +21,21 @@ _LAUNCHERS = {
     ("python",): "python",
 }
 _LAUNCHER_FLAGS = frozenset([
-    "standalone", "module", "m", "no-python", "run-path", "use-env", "multi-gpu", "cpu", "same-network",
-    "use-deepspeed", "use-fsdp",
+    "standalone", "module", "m", "no-python", "run-path", "use-env", "virtual-local-rank",
+    "multi-gpu", "cpu", "same-network", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "debug",
+    "quiet", "q", "enable-cpu-affinity", "downcast-bf16", "fp8-use-autocast-during-eval", "dynamo-use-dynamic",
+    "dynamo-use-fullgraph", "dynamo-use-regional-compilation", "tpu", "tpu-cluster", "no-tpu-cluster", "tpu-use-sudo",
+])  # fmt: skip
+# Modules that Python runs, and that train nothing.
+_TOOLS = frozenset([
+    "pip", "venv", "virtualenv", "ensurepip", "pytest", "site", "compileall", "json.tool", "http.server", "nltk.downloader",
+    "torch.utils.collect_env", "tensorboard.main",
 ])  # fmt: skip
 _PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "numactl", "setsid")
-_PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": ("-N", "-C", "-m")}
+_PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": (
+    "-N", "-C", "-m", "-i", "-p", "-c", "--cpunodebind", "--physcpubind", "--membind", "--interleave", "--preferred",
+    "--cpubind",
+)}  # fmt: skip
 # Options of srun and sbatch. A letter or another name stands for the same option in both.
 SLURM_SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
@@ -59,7 +69,7 @@ _CONTAINER_FLAGS = frozenset([
 ])  # fmt: skip
 _UV_FLAGS = frozenset([
     "no-sync", "frozen", "locked", "isolated", "active", "all-extras", "no-dev", "dev", "quiet", "q", "offline", "exact",
-    "no-project", "no-config", "all-groups", "no-cache", "verbose", "v", "no-capture-output", "live-stream", "e",
+    "no-project", "no-config", "all-groups", "no-cache", "verbose", "v", "no-capture-output", "live-stream",
 ])  # fmt: skip
 _ENVIRONMENT_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "rye", "conda", "mamba", "micromamba")  # fmt: skip
 
@@ -74,6 +84,10 @@ _COMMANDS = (
     "apptainer",
     "singularity",
     "uv",
+)
+_LOCAL_RANK = (
+    "--local-rank=N, which torch.distributed.launch adds to the arguments of each process",
+    'have the script read int(os.environ["LOCAL_RANK"])',
 )
 _UNKNOWN = "only a machine knows what it is"
 
@@ -255,4 +269,8 @@ def launched(words: Sequence[str]) -> Launch | None:
     script = rest[0] if rest else ""
     if not kind or (kind == "python" and [*options] != ["m"] and not script.endswith(".py")):
         return None
+    if kind == "python" and options.get("m") in _TOOLS:
+        return None
+    if start[-1] == "torch.distributed.launch" and "use-env" not in options:
+        lost.append(_LOCAL_RANK)
     return Launch(kind, program, options, rest, lost)

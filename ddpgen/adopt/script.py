@@ -68,10 +68,14 @@ class Script(Statements):
         self.shell.directory = directory
 
     def find_training_script(self, file: Path, home: Path) -> None:
-        """Find the training script, and set `train.script` and `code` by its path.
+        """Find the training script, and set `train.script` and `code` by its path. A command is the spec's as it is.
 
         `home`: the directory of the spec, in or below which the code must lie.
         """
+        if self.draft.get("train.command"):
+            self.draft.put("code", ".")
+            self._report_cd()
+            return
         script, home = self.draft.get("train.script"), home.resolve()
         line = self.draft.fields["train", "script"].line
         module = script.startswith("module:")
@@ -170,12 +174,17 @@ class Script(Statements):
         path = name if module and is_known(name) else self._path(name)
         if not path:
             raise self._refused(line, f"the script's name is not known: {plain(name)}")
-        draft.put("train.script", f"module:{path}" if module else os.path.normpath(path), line)
+        is_command = options.pop("no-python", None) is not None
+        if not is_command:
+            draft.put("train.script", f"module:{path}" if module else os.path.normpath(path), line)
         if arguments and re.fullmatch(r"\$\{?[@*]\}?", plain(arguments[-1])):
             problem = f'"{plain(arguments.pop())}": arguments after the launch command are added'
             draft.report_needless(line, problem)
         if arguments := self._without_resume(arguments, line):
             self._arguments(arguments, line)
+        if is_command:
+            given = draft.fields.pop(("train", "args"), None)
+            draft.put("train.command", [path, *(given.value if given else ())], line)
         self._options(options, line)
         return procs
 

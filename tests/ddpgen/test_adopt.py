@@ -533,6 +533,12 @@ FORMS = {
     "a word with two variables": "D=../x/..\nF=train\nsrun torchrun --nproc_per_node=4 $D/../x/../$F.py 50 --lr 1e-3",
     "a number of lines": "srun torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) train.py 50 --lr 1e-3",
     "a default": ': "${N:=4}"\nsrun torchrun --nproc_per_node=$N train.py ${STEPS:-50} --lr ${LR-1e-3}',
+    "tools before it": "python -m venv env\npython3 -m pip install -r a.txt\npython -m torch.utils.collect_env\nsrun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "tools before Python": "python -m pip list\n#\nsrun --ntasks-per-node=4 python train.py 50 --lr 1e-3",
+    "pixi": "srun pixi run -e cuda torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
+    "flags of accelerate": "srun accelerate launch --debug -q --enable_cpu_affinity --use_megatron_lm --num_processes 8 --tpu train.py 50 --lr 1e-3",
+    "a flag of torchrun": "srun torchrun --nproc_per_node=4 --virtual-local-rank train.py 50 --lr 1e-3",
+    "numactl with blanks": "srun numactl --cpunodebind 0 --membind 0 torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
     "$PWD": "srun torchrun --nproc_per_node=4 $(pwd)/train.py 50 --lr 1e-3",
     "timeout": "timeout -k 5 23h srun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
     "words that only a machine knows": "srun $MORE torchrun $OPTIONS --nproc_per_node=4 train.py 50 --lr 1e-3",
@@ -554,6 +560,23 @@ def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Pat
         ":6: not carried over: $OPTIONS;": ["words that only a machine knows"],
     }.items():
         assert (words in err) == (form in forms)
+
+
+@pytest.mark.parametrize("more", ["", "--use_env "])
+def test_the_launcher_that_adds_the_local_rank(more: str, run: Run, tmp_path: Path) -> None:
+    _, err = spec_of(run, tmp_path, f"python -m torch.distributed.launch {more}train.py\n", "a.sh")
+    assert (":1: not carried over: --local-rank=N, which" in err) == (not more)
+    assert ('os.environ["LOCAL_RANK"]' in err) == (not more)
+
+
+def test_torchrun_without_python_is_a_command(run: Run, tmp_path: Path) -> None:
+    launch = "torchrun --nproc_per_node=4 --no-python ./run.sh --lr 3"
+    out, err = spec_of(run, tmp_path, f"cd /x\n{launch}\n", "a.sh")
+    assert '  command:  # 2\n    - "./run.sh"\n    - "--lr"\n    - "3"\n' in out
+    told = [line for line in err.splitlines() if "cd /x" not in line and "GPUs" not in line]
+    assert len(told) == 1
+    assert "train.command: " in told[0]
+    assert "write resume: " in told[0]
 
 
 def test_a_variable_that_goes_on_from_its_own_value_is_set_on_the_hosts(

@@ -493,6 +493,13 @@ def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
     assert [each.where for each in both] == ["train.args"] * 2
     assert [each.text.split(";")[0] for each in both] == ["t.py wants config", "t.py wants data"]
     assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
+    option = "parser.add_argument('--local_rank', required=True)\nargs ="
+    rank = PARSER.replace("args =", option)
+    (local,) = told(tmp_path, rank, "[a.json, --data, x]")
+    assert (
+        'wants --local_rank; no value is right for all processes: have it read int(os.environ["LOCAL_RANK"])'
+        in local.text
+    )
     (of_resume,) = told(tmp_path, PARSER, "[a.json]\n  resume: {exists: x, args: [y, --dta=1]}")
     assert of_resume.where == "train.resume.args[1]"
     assert "data?" in of_resume.text
