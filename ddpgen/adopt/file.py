@@ -40,7 +40,7 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
         raise SpecInvalidError(str(file), error.findings) from None
     draft = script.draft
     script.find_training_script(file, home)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", str(draft.get("name"))).strip("-")[:63] or "my-job"
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", str(draft.get("name"))).strip("-_.")[:63] or "my-job"
     draft.put("name", name, draft.fields["name",].line)
     return draft.text(), draft
 
@@ -51,6 +51,10 @@ def _script(text: str, file: Path) -> Script:
     if re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE):
         kind, default_field = Batch, ("targets.slurm.requeues", 20)
     script = kind(Draft(str(file), default_field=default_field), str(file.resolve().parent))
+    if other := re.search(r"^#(PBS|BSUB) ", text, re.MULTILINE):
+        remedy = "their scheduler is none of ddpgen's; write what they ask for in the spec"
+        line = text.count("\n", 0, other.start()) + 1
+        script.draft.report_lost(line, f"the {other[0].strip()} lines", remedy)
     script.read(text)
     return script
 

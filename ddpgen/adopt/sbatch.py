@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpgen.adopt.draft import Draft
@@ -25,7 +25,7 @@ _PART_OF_A_JOB = frozenset(["exclusive", "nodelist", "exclude"])
 _NEEDLESS_OPTIONS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
 # Options about a number of tasks that the spec's job does not have, and those that no script needs.
 _OTHER_TASKS = re.compile(
-    r"ntasks-per-.*|.*-per-(socket|core)|distribution|.*-bind|overcommit|input|wrap|test-only"
+    r"ntasks-per-.*|(?!threads).*-per-(socket|core)|distribution|.*-bind|overcommit|input|wrap|test-only"
 )
 _FILLED_RANK = re.compile(
     r"(node|machine).rank[= ][\"']?" + unknown(r"\$\{?SLURM_(NODEID|PROCID)\}?")
@@ -58,6 +58,12 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "mail-type": ("mail_on", lambda value: value.upper().split(",")),
     "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
 }  # fmt: skip
+# Options of which the spec has a part: True if there is more, and the remedy.
+_HALVES: Sequence[tuple[str, Callable[[str, Mapping[str, Any]], bool], str]] = (
+    ("signal", lambda value, _: "@" in value and "B:" not in value,
+     "if the script handles the signal, write it in train.stop.signal"),
+    ("mail-type", lambda _, others: "mail-user" not in others, "write targets.slurm.mail_to: ADDRESS"),
+)  # fmt: skip
 
 
 class Batch(Script):
@@ -144,6 +150,7 @@ class Batch(Script):
                 self._read_directive(line, number)
             elif line.strip() and not line.startswith("#"):
                 first_command = first_command or number
+        self._read_export()
         self.draft.put("nodes", 1)
         self._size(self.directives)
 
@@ -153,9 +160,27 @@ class Batch(Script):
         except ValueError:
             self.draft.report_lost(number, line.strip(), "its quotes do not end")
             return
+        if words in (["hetjob"], ["packjob"]):
+            problem = f"#SBATCH {words[0]}: a job of several components"
+            raise self._refused(number, problem, "adopt a script with one component")
         while words:
             name, value = option(words, SLURM_SHORT, SLURM_FLAGS)
+            if name == "mail-type" and name in self.directives:  # sbatch adds them up
+                value = f"{self.directives[name][0]},{value}"
             self.directives[name] = (value, number)
+
+    def _read_export(self) -> None:
+        """Take the variables of --export=ALL,NAME=VALUE."""
+        value, line = self.directives.get("export", ("", 0))
+        if value in ("NONE", "NIL"):
+            del self.directives["export"]
+            remedy = "the job gets the variables of the shell that starts it"
+            self.draft.report_lost(line, f"--export={value}", remedy)
+        for item in value.split(",") if "=" in value else ():
+            name, equals, text = item.partition("=")
+            self.directives.pop("export", None)
+            if equals:
+                self._assign(name, text, True, line, f"--export={item}")
 
     def _size(self, options: Mapping[str, tuple[str, int]]) -> None:
         """Take the sizes that the directives name, or after them the options of a srun."""
@@ -164,6 +189,10 @@ class Batch(Script):
             for name in ("ntasks", "ntasks-per-node", "cpus-per-gpu", "cpus-per-task")
         )
         self._count_nodes(options, -(-tasks // tasks_per_node) if tasks_per_node else 0)
+        if tasks > 1 and not {"nodes", "ntasks-per-node"} & (options.keys() | self.directives):
+            problem = f"--ntasks={tasks} without --nodes, for which Slurm takes as many as it needs"
+            remedy = "write nodes, procs_per_node and gpus_per_node"
+            self.draft.report_lost(options["ntasks"][1], problem, remedy)
         if tasks or tasks_per_node:
             self.tasks = tasks_per_node or max(1, tasks // self.nodes)
         self._count_gpus(options)
@@ -234,6 +263,10 @@ class Batch(Script):
                 draft.report_lost(line, option_text, "the spec's job has one task on a node")
             elif name not in _SIZE_OPTIONS:
                 draft.add("targets.slurm.extra", option_text, line)
+        for name, lost, remedy in _HALVES:
+            value, line = self.directives.get(name, ("", 0))
+            if value and lost(value, self.directives):
+                draft.report_lost(line, f"--{name}={value}", remedy)
         cpus, line = self._cpus
         if cpus:
             draft.put("targets.slurm.cpus_per_proc", max(1, cpus // procs), line)

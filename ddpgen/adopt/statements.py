@@ -21,9 +21,11 @@ from ddpgen.adopt.syntax import Node, first_break, parse, source
 # Commands without an effect on the training.
 _IGNORED = frozenset([
     "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
-    "sleep", "exit", "ulimit", "shopt", "clear",
+    "sleep", "exit", "shopt", "clear",
 ])  # fmt: skip
-_ACTIVATION = frozenset(["module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval"])
+_ACTIVATION = frozenset(
+    ["module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval", "ulimit"]
+)
 # Variables of the rendezvous, which the supervisor sets.
 _RENDEZVOUS_VARIABLES = frozenset(
     ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"]

@@ -205,6 +205,10 @@ run: |
         ("echo a\n#SBATCH --mem=4G", ":7: trap: #SBATCH --mem=4G stands below line 6"),
         ("f() {\nexport A=1\n}\nA=()", ":7: not carried over: export A=1; "),
         ("if true; then\nexport A=1\nfi", ":7: not carried over: export A=1; "),
+        ("#SBATCH --export=NONE", ":6: not carried over: --export=NONE; "),
+        ("#SBATCH --signal=USR1@120", ":6: not carried over: --signal=USR1@120; if the script handles"),
+        ("#SBATCH --mail-type=END", ":6: not carried over: --mail-type=END; write targets.slurm.mail_to"),
+        ("#PBS -q gpu\n#PBS -P x", ":6: not carried over: the #PBS lines; "),
         ("cp -r data /scratch", ":6: not carried over: cp -r data /scratch"),
     ],
 )  # fmt: skip
@@ -283,6 +287,7 @@ def test_a_number_that_the_launcher_counts_is_told_of(
     ("text", "expected"),
     [
         ("echo hello\n", "old.sh:1:1: no line "),
+        ("#SBATCH -N 1\n#SBATCH hetjob\nsrun python a.py\n", "old.sh:2:1: #SBATCH hetjob: "),
         ("torchrun a.py\ntorchrun b.py\n", "old.sh:1:1: lines 1, 2 "),
         ("echo 'a\ntorchrun b.py\n", "old.sh:1:1: from 'a on, "),
         (
@@ -735,6 +740,31 @@ def test_an_option_of_srun_that_is_dropped_is_named(
 ) -> None:
     _, err = spec_of(run, tmp_path, f"#SBATCH {directives}\nsrun {option} torchrun train.py\n")
     assert f"old.sbatch{told}" in err
+
+
+PARTS = [
+    ("--export=ALL,OFFLINE=1,DATA=/c4", {"env": {"OFFLINE": "1", "DATA": "/c4"}}, "export"),
+    ("--mail-type=begin\n#SBATCH --mail-type=end,fail --mail-user=a@b.org", {"mail_on": ("BEGIN", "END", "FAIL")}, "mail"),
+    ("--threads-per-core=1", {"extra": ("--threads-per-core=1",)}, "threads"),
+    ("--job-name=resnet50_v1.5", {"name": "resnet50_v1.5"}, "name"),
+    ("-n 1\nulimit -n 65536", {"python": ("ulimit -n 65536",)}, "ulimit"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "expected", "untrue"), PARTS)
+def test_a_part_of_a_directive_is_kept(
+    lines: str, expected: dict[str, object], untrue: str, run: Run, tmp_path: Path
+) -> None:
+    out, err = spec_of(run, tmp_path, f"#SBATCH {lines}\ntorchrun train.py --data $DATA\n")
+    job: Any = read(out.encode(), "a")["slurm"].job
+    found = {name: getattr(job, name) for name in expected}
+    assert {**found, "python": job.python.activate} == {"python": (), **expected}
+    assert untrue not in err
+
+
+def test_tasks_without_a_number_of_nodes_are_named(run: Run, tmp_path: Path) -> None:
+    text = "#SBATCH --ntasks=16 --gpus-per-task=1\nsrun python train.py\n"
+    assert ":1: not carried over: --ntasks=16 without --nodes" in spec_of(run, tmp_path, text)[1]
 
 
 def test_options_without_a_field_go_into_extra(run: Run, tmp_path: Path) -> None:
