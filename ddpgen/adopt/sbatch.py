@@ -30,6 +30,8 @@ _OTHER_TASKS = re.compile(
 _FILLED_RANK = re.compile(
     r"(node|machine).rank[= ][\"']?" + unknown(r"\$\{?SLURM_(NODEID|PROCID)\}?")
 )
+# The name of each node, which its own shell fills in.
+_OWN_NAME = re.compile(rf"(?<!{unknown('')[0]})\$(\(hostname|\{{?HOSTNAME)")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -95,9 +97,14 @@ class Batch(Script):
                 self.draft.report_lost(launch.line, f"srun --nodes={value}", remedy)
             elif is_known(value) and self._counts(name, value):
                 step[name] = value, launch.line
+        self._filled_once = not _OWN_NAME.search(" ".join(launch.prefix.words))
         if step:
             self._size(step)
             self.directives = {**step, **self.directives}
+
+    def _check_port(self, port: str, line: int) -> None:
+        if self.directives.get("exclusive", ("shared", 0))[0]:
+            super()._check_port(port, line)
 
     def _counts(self, name: str, value: str) -> bool:
         """True if the job has to have this option of a srun."""

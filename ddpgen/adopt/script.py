@@ -27,6 +27,12 @@ _COUNTED_ON_MACHINE = ("gpu", "auto", "cpu", "xpu")
 _RENDEZVOUS_OPTIONS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
 )
+# An operator behind the training → the text by which the script ends with the training's exit code all the same.
+_KEEPS_EXIT_CODE = {
+    **dict.fromkeys(("|", "|&"), re.compile(r"^\s*set\b.*\bpipefail\b|PIPESTATUS", re.MULTILINE)),
+    "||": re.compile(r"\|\|\s*(\{[^}]*\b)?exit\b(?!\s+0)"),
+    "&": re.compile(r"\bwait\s+[^\s;&|#]"),
+}
 
 
 class Script(Statements):
@@ -37,10 +43,12 @@ class Script(Statements):
     ) -> None:
         super().__init__(draft, own_directory, variables)
         self.nodes, self.gpus, self.tasks = 1, 0, 1
-        self._directory = ""
+        self._directory, self._text = "", ""
+        self._filled_once = False  # the words of the launch, on the first node
 
     def read(self, text: str, first: int = 1) -> None:
         """Read the script into the draft. Raise SpecInvalidError unless it starts one training."""
+        self._text = text
         self._read_head(text)
         root = parse(text)
         self.read_statements(root, first)
@@ -147,6 +155,11 @@ class Script(Statements):
         line, reason = self.stop
         problem = "no line starts a training with torchrun, accelerate launch or python FILE.py"
         return self._refused(line, f"{problem}: {reason}" if reason else problem)
+
+    def _check_operator(self, launch: Launch, operator: str) -> None:
+        keeps = _KEEPS_EXIT_CODE.get(operator)
+        if keeps is None or not keeps.search(self._text):
+            super()._check_operator(launch, operator)
 
     # --- the command that trains ------------------------------------------------------------------
 
@@ -292,7 +305,9 @@ class Script(Statements):
                 self.draft.variable("ACCELERATE_MIXED_PRECISION", value, line)
             elif name not in ("m", "module") and not _RENDEZVOUS_OPTIONS.fullmatch(name):
                 self.draft.report_lost(line, f"--{name}={plain(value)}" if value else f"--{name}")
-            local = re.match(r"(localhost|127\.0\.0\.1):|.*\$(\(hostname|HOSTNAME)", value)
+            local = re.match(r"(localhost|127\.0\.0\.1):", value) or (
+                not self._filled_once and re.search(r"\$(\(hostname|HOSTNAME)", value)
+            )
             if local and self.nodes > 1 and re.search("endpoint|addr|-ip$", name):
                 problem = f"--{name}={plain(value)} is another place on each of {self.nodes} nodes"
                 self.draft.report_trap(line, problem, "the spec's job meets at its first node")

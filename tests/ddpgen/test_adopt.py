@@ -125,7 +125,7 @@ IDIOMS = {
     ),
     "nanogpt.sh": (
         NANOGPT, "local", (1, 8, None), ["config/gpt2.py", "--compile=False"],
-        ["python data/prepare.py; ", "| after the training"],
+        ["python data/prepare.py; ", "tee log.txt"],
     ),
     "tutorial.sh": (
         TUTORIAL, "local", (1, 2, None), ["--lr", "0.1", "--data", "$DATA"],
@@ -250,6 +250,12 @@ def test_the_interface_of_a_script_becomes_nic(line: str, run: Run, tmp_path: Pa
             "srun torchrun --rdzv-endpoint=localhost:0 train.py",
             "--rdzv-endpoint=localhost:0 ",
         ),
+        (
+            "srun bash -c 'torchrun --rdzv-endpoint=$(hostname):0 train.py'",
+            "--rdzv-endpoint=$(hostname):0 ",
+        ),
+        ("torchrun train.py || exit 0", " || after the training"),
+        ("torchrun train.py &\nwait", " & after the training"),
         ("srun torchrun --node-rank=$SLURM_NODEID train.py", "filled in once"),
         ("srun torchrun --max-restarts=0 train.py", "--max-restarts=0: the first crash"),
         ("srun torchrun train.py --out /tmp/x", "/tmp/x "),
@@ -740,6 +746,25 @@ def test_an_option_of_srun_that_is_dropped_is_named(
 ) -> None:
     _, err = spec_of(run, tmp_path, f"#SBATCH {directives}\nsrun {option} torchrun train.py\n")
     assert f"old.sbatch{told}" in err
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "set -euo pipefail\nsrun torchrun train.py | tee log",
+        "srun torchrun train.py |& tee log\nexit ${PIPESTATUS[0]}",
+        "srun torchrun train.py || exit 1",
+        "srun torchrun train.py || { echo failed; exit 3; }",
+        "srun torchrun train.py &\nPID=$!\nwait $PID",
+        "srun torchrun --rdzv_endpoint=$(hostname):$PORT train.py",
+        'srun bash -c "torchrun --rdzv_endpoint=$HOSTNAME:0 train.py"',
+        "#SBATCH --exclusive\nexport MASTER_PORT=29500\nsrun torchrun --master_port=29500 train.py",
+    ],
+)
+def test_what_is_no_trap(lines: str, run: Run, tmp_path: Path) -> None:
+    _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{lines}\n")
+    told = [line for line in err.splitlines() if ": trap: " in line and "CPU" not in line]
+    assert told == []
 
 
 PARTS = [
