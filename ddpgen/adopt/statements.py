@@ -26,6 +26,8 @@ _IGNORED = frozenset([
 _ACTIVATION = frozenset(
     ["module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval", "ulimit"]
 )
+# Around a file of variables, so that the training gets them.
+_EXPORTS_ALL = re.compile(r"set [-+](a|o allexport)")
 # Variables of the rendezvous, which the supervisor sets.
 _RENDEZVOUS_VARIABLES = frozenset(
     ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"]
@@ -362,7 +364,7 @@ class Statements:
             self._check_operator(launch, operator)
         elif words[0] == "cd":
             self.change_directory(words[-1] if words[1:] else "~", line, text)
-        elif words[0] in _ACTIVATION:
+        elif words[0] in _ACTIVATION or _EXPORTS_ALL.fullmatch(text):
             if re.search(r"\$\{?(?!HOME|USER)\w", text):
                 self.draft.report_lost(line, text, "write it in python.activate")
             else:

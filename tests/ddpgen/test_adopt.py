@@ -772,6 +772,7 @@ PARTS = [
     ("--mail-type=begin\n#SBATCH --mail-type=end,fail --mail-user=a@b.org", {"mail_on": ("BEGIN", "END", "FAIL")}, "mail"),
     ("--threads-per-core=1", {"extra": ("--threads-per-core=1",)}, "threads"),
     ("--job-name=resnet50_v1.5", {"name": "resnet50_v1.5"}, "name"),
+    ("-n 1\nset -e\nset -a; source .env; set +a", {"python": ("set -a", "source .env", "set +a")}, "set"),
     ("-n 1\nulimit -n 65536", {"python": ("ulimit -n 65536",)}, "ulimit"),
 ]  # fmt: skip
 
