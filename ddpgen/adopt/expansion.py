@@ -163,14 +163,14 @@ class Shell:
             if child.type == "string_content":
                 out += _unescaped(source(child))
             else:
-                blank = source(child)[: -len(source(child).lstrip())]
-                out += blank + self._expanded(child, splits=False).replace(_QUOTE, "")
+                blank, _ = _led(child)
+                out += _unescaped(blank) + self._expanded(child, splits=False).replace(_QUOTE, "")
             end = child.end_byte - node.start_byte
         return out + _unescaped(text[end:-1].decode())
 
     def _parameter(self, node: Node, splits: bool) -> str:
         """Return the value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[0]} or ${NAME[@]}."""
-        text = source(node).strip()
+        _, text = _led(node)
         if _OWN_FOLDER.fullmatch(text) and "0" in self.variables:
             return OWN
         for name in re.findall(r"\w+", text):
@@ -211,7 +211,7 @@ class Shell:
                 return path
             case [["cd", *_, path], ["pwd", *_]] if _is_path(path):
                 return path if path[0] in (OWN, START, "/") else f"{self.here}/{path}"
-        return unknown(source(node).strip())
+        return unknown(_led(node)[1])
 
     def command(self, node: Node) -> tuple[list[tuple[str, str]], list[str]]:
         """Return the variables that are set for one command, and its words."""
@@ -247,6 +247,13 @@ class Shell:
                     number = calculate(left, right)
                     return number if number.bit_length() < 64 else None
         return None
+
+
+def _led(node: Node) -> tuple[str, str]:
+    """Return the blanks and ends of lines that the grammar counts to an expansion in double quotes, and the expansion."""
+    text = source(node)
+    begin = len(text) - len(re.sub(r"^(\s|\\\n)+", "", text))
+    return text[:begin], text[begin:].strip()
 
 
 def _number(text: str) -> int | None:

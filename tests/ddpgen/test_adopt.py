@@ -542,6 +542,7 @@ FORMS = {
     "a group": "{ srun torchrun --nproc_per_node=$((16 / SLURM_NNODES / 2)) train.py 50 --lr 1e-3; }",
     "numactl": "srun numactl --interleave=all env A=1 nice -n 5 torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
     "a word with two variables": "D=../x/..\nF=train\nsrun torchrun --nproc_per_node=4 $D/../x/../$F.py 50 --lr 1e-3",
+    "variables on lines of a text": 'A="--lr 1e-3"\nN=50\nARGS=" \\\n    $N \\\n    $A \\\n    "\nsrun torchrun --nproc_per_node=4 train.py $ARGS',
     "a number of lines": "srun torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) train.py 50 --lr 1e-3",
     "a default": ': "${N:=4}"\nsrun torchrun --nproc_per_node=$N train.py ${STEPS:-50} --lr ${LR-1e-3}',
     "tools before it": "python -m venv env\npython3 -m pip install -r a.txt\npython -m torch.utils.collect_env\nsrun torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
