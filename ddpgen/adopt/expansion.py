@@ -42,7 +42,11 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv, "%": operator.mod,
     "<<": lambda number, bits: number << min(bits, 62),
 }  # fmt: skip
-# Slurm and SkyPilot set these, so that a default in the script does not count.
+# A machine has these, and Slurm and SkyPilot set theirs, so that a default in the script does not count.
+OF_MACHINE = frozenset([
+    "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MANPATH", "PKG_CONFIG_PATH", "HOME", "USER",
+    "CUDA_HOME",
+])  # fmt: skip
 _SET_BY_SCHEDULER = ("SLURM_", "SKYPILOT_")
 
 
@@ -180,7 +184,8 @@ class Shell:
             return unknown(text)
         value = self._variable(match[1], match[2])
         kind = (match[3] or "?")[-1]
-        if value is None and kind != "?" and not match[1].startswith(_SET_BY_SCHEDULER):
+        set_elsewhere = match[1] in OF_MACHINE or match[1].startswith(_SET_BY_SCHEDULER)
+        if value is None and kind != "?" and not set_elsewhere:
             default = "".join(self._expanded(child, splits) for child in node.named_children[1:])
             if kind == "=":
                 self.variables[match[1]] = default.replace(_QUOTE, "").replace(_FIELD, " ")

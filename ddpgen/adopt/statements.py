@@ -310,17 +310,21 @@ class Statements:
             self.draft.report_lost(line, command)
             return
         self.shell.variables.pop(name, None)
-        if not self.draft.is_secret(name, text):
+        secret = self.draft.is_secret(name, text)
+        if not secret:
             self.shell.variables[name] = value
         self._check_variable(name, text, line)
         parts = expansion.unknown_parts(text)
+        named = {each for part in parts for each in re.findall(r"[$`]\{?(\w*)", part)}
         if name in _RENDEZVOUS_VARIABLES or (exported and name.startswith(("SLURM_", "SRUN_"))):
             self.draft.report_needless(line, f"{name}={plain(text)}")
         elif not exported or launched(expansion.split(text) or [""]):
             self.shell.unused[name] = line
-        elif is_known(text):
-            self.draft.variable(name, text, line)
-        elif {part.strip("${}") for part in parts} == {name}:  # such as PATH=/opt/bin:$PATH
+        elif is_known(text) or (secret and named == {name}):
+            self.draft.variable(name, text if is_known(text) else "", line)
+        elif (
+            parts and not secret and named <= {name, *expansion.OF_MACHINE}
+        ):  # such as PATH=$HOME/bin:$PATH
             del self.shell.variables[name]
             export = f'export {name}="{plain(text)}"'
             inside = bool(self._prefix.container)

@@ -591,14 +591,29 @@ def test_torchrun_without_python_is_a_command(run: Run, tmp_path: Path) -> None:
     assert "write resume: " in told[0]
 
 
-def test_a_variable_that_goes_on_from_its_own_value_is_set_on_the_hosts(
-    run: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    ("line", "activate"),
+    [
+        ("export PATH=/a/b:$PATH", 'export PATH="/a/b:$PATH"'),
+        ("export PATH=/c:${PATH}", 'export PATH="/c:${PATH}"'),
+        ("export LD_LIBRARY_PATH=/a:${LD_LIBRARY_PATH:-}", 'export LD_LIBRARY_PATH="/a:${LD_LIBRARY_PATH:-}"'),
+        ("export PATH=/a:${PATH:-/usr/bin}", 'export PATH="/a:${PATH:-/usr/bin}"'),
+        ("export PYTHONPATH=/a${PYTHONPATH:+:$PYTHONPATH}", 'export PYTHONPATH="/a${PYTHONPATH:+:$PYTHONPATH}"'),
+        ("export PATH=$HOME/bin:$PATH", 'export PATH="$HOME/bin:$PATH"'),
+        ("export HF_HOME=$HOME/hf", 'export HF_HOME="$HOME/hf"'),
+        ("export LD_LIBRARY_PATH=$CUDA_HOME/lib64:$LD_LIBRARY_PATH", 'export LD_LIBRARY_PATH="$CUDA_HOME/lib64:$LD_LIBRARY_PATH"'),
+        ("export API_KEY=$API_KEY", ""),
+        ("export LD=/d:$WHERE", ""),
+    ],
+)  # fmt: skip
+def test_a_variable_that_goes_on_from_the_machines_is_set_on_the_hosts(
+    line: str, activate: str, run: Run, tmp_path: Path
 ) -> None:
-    lines = "export PATH=/a/b:$PATH\nexport PATH=/c:${PATH}\nexport LD=/d:$PATH\n"
-    out, err = spec_of(run, tmp_path, f"{lines}torchrun train.py\n", "a.sh")
+    out, err = spec_of(run, tmp_path, f"{line}\ntorchrun train.py\n", "a.sh")
     job = read(out.encode(), "a")["local"].job
-    assert job.python.activate == ('export PATH="/a/b:$PATH"', 'export PATH="/c:${PATH}"')
-    assert ":3: not carried over: export LD=/d:$PATH; only a machine knows $PATH" in err
+    assert (job.python.activate, dict(job.env)) == ((activate,) if activate else (), {})
+    assert ("only a machine knows" in err) == ("$WHERE" in line)
+    assert ("API_KEY; it stays out of every file" in err) == ("API_KEY" in line)
 
 
 @pytest.mark.parametrize(
