@@ -54,7 +54,7 @@ SLURM_FLAGS = frozenset([
 # The spec's own srun has these options, or they only say how the script's output is written.
 _SRUN_NEEDLESS = frozenset([
     "kill-on-bad-exit", "wait", "label", "unbuffered", "output", "error", "jobid", "quiet", "verbose", "overlap", "exact",
-    "mpi", "export", "container-workdir",
+    "mpi", "export",
 ])  # fmt: skip
 # Options of srun that ask for the same as those of sbatch.
 _SRUN_ASKS = frozenset([
@@ -89,6 +89,7 @@ _LOCAL_RANK = (
     "--local-rank=N, which torch.distributed.launch adds to the arguments of each process",
     'have the script read int(os.environ["LOCAL_RANK"])',
 )
+WORKDIR = "the job works in a directory of its own; train.workdir names another"
 _UNKNOWN = "only a machine knows what it is"
 
 
@@ -205,7 +206,7 @@ def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
         elif name == "export" and value not in ("ALL", "NONE"):
             lost.append((f"srun {text}", "write the variables in env"))
         elif name not in _SRUN_NEEDLESS:
-            lost.append((f"srun {text}", ""))
+            lost.append((f"srun {text}", WORKDIR if name == "container-workdir" else ""))
     if options:
         container["options"] = options
     return prefix._replace(srun=True, lost=tuple(lost), container=container, asks=asks)

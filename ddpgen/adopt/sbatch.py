@@ -11,6 +11,7 @@ from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.expansion import INDEX, is_known, plain, unknown
 from ddpgen.adopt.launcher import SLURM_FLAGS, SLURM_SHORT, Launch, option
 from ddpgen.adopt.script import Script
+from ddpgen.adopt.statements import SUBMISSION
 from ddpgen.tiers.slurm.directives import Gres, gres_items
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
@@ -72,6 +73,7 @@ class Batch(Script):
     """A launch script for sbatch. Slurm runs a copy of it."""
 
     shares_nodes = True
+    activates_in = SUBMISSION
 
     def __init__(self, draft: Draft, own_directory: str = "") -> None:
         super().__init__(draft, own_directory)

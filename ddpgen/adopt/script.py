@@ -11,7 +11,7 @@ from pathlib import Path
 from ddpgen.adopt import expansion
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.expansion import INDEX, is_known, plain
-from ddpgen.adopt.launcher import Launch
+from ddpgen.adopt.launcher import WORKDIR, Launch
 from ddpgen.adopt.statements import Statements
 from ddpgen.adopt.syntax import Break, first_break, parse
 from ddpgen.errors import Finding, Position, SpecInvalidError
@@ -84,7 +84,7 @@ class Script(Statements):
             self.draft.put("code", ".")
             self._report_cd()
             return
-        script, home = self.draft.get("train.script"), home.resolve()
+        script, home, starts = self.draft.get("train.script"), home.resolve(), (Path(), file.parent)
         line = self.draft.fields["train", "script"].line
         module = script.startswith("module:")
         given = self._directory
@@ -116,17 +116,27 @@ class Script(Statements):
                 self.draft.filename, [Finding(Position(line), "", problem, remedy)]
             )
         self.draft.put("code", "." if code is None else os.path.relpath(code, home))
+        self._check_paths([start / given for start in starts], code or home)
         if code is None and not module:  # a module may be an installed one
             problem = f"{script}, which is not found from {os.path.relpath(home)}"
             remedy = "correct code, or write train.script: /PATH where setup fetches it"
             self.draft.report_lost(0, problem, remedy)
-        if code not in [(root / given).resolve() for root in (Path(), file.parent)]:
+        if code not in [(root / given).resolve() for root in starts]:
             self._report_cd()
+
+    def _check_paths(self, starts: Sequence[Path], code: Path) -> None:
+        """Report the arguments that are paths from where the script starts, and none in the job's directory."""
+        line = self.draft.fields["train", "script"].line
+        remedy = "the job has links to the files of code: write an absolute path, or put it there"
+        for word in self.draft.get("train.args") or ():
+            path = word.rpartition("=")[2]
+            is_file = path and any(os.path.exists(start / path) for start in starts)
+            if path.startswith("../") or (is_file and not os.path.exists(code / path)):
+                self.draft.report_lost(line, f"the place of the argument {word}", remedy)
 
     def _report_cd(self) -> None:
         if self.directory_change:
-            remedy = "the job works in a directory of its own; train.workdir names another"
-            self.draft.report_lost(*self.directory_change, remedy)
+            self.draft.report_lost(*self.directory_change, WORKDIR)
 
     def _read_head(self, text: str) -> None:
         """Read the lines that are not commands, such as directives."""

@@ -35,6 +35,7 @@ _RENDEZVOUS_VARIABLES = frozenset(
 _SLOW_SETTINGS = ("NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_P2P_DISABLE=1")
 # Operators that hide the exit code of the command in front of them.
 _HIDING = ("||", "|", "|&", "&")
+SUBMISSION = "the directory of sbatch"
 _BLOCK = "a condition, a loop or a function"
 _SIMPLE = ("command", "declaration_command", "variable_assignment", "unset_command")
 
@@ -67,6 +68,9 @@ class Statements:
 
     shares_nodes = False
     """True if another job may run on the same nodes at the same time."""
+
+    activates_in = "the bundle"
+    """The directory in which the spec's job runs the lines of `python.activate`."""
 
     copied = False
     """True if the scheduler runs a copy of the script in another directory."""
@@ -327,8 +331,7 @@ class Statements:
         ):  # such as PATH=$HOME/bin:$PATH
             del self.shell.variables[name]
             export = f'export {name}="{plain(text)}"'
-            inside = bool(self._prefix.container)
-            self.activations.append(Activation(("export",), export, line, inside))
+            self._activation(("export",), export, line)
         else:
             remedy = f"only a machine knows {[*parts, plain(text)][0]}: write it in env, as {name}"
             self.draft.report_lost(line, command, remedy)
@@ -372,12 +375,25 @@ class Statements:
             if re.search(r"\$\{?(?!HOME|USER)\w", text):
                 self.draft.report_lost(line, text, "write it in python.activate")
             else:
-                inside = bool(self._prefix.container)
-                self.activations.append(Activation(words, text, line, inside))
+                self._activation(words, text, line)
         elif words[0] not in _IGNORED:
             if prefix.srun or not is_known(rest[0]) or any(word.endswith(".py") for word in rest):
                 self.stop = line, f"reading stopped at {plain(rest[0])}"
             self.draft.report_lost(line, text)
+
+    def _activation(self, words: Sequence[str], text: str, line: int) -> None:
+        """Take a command that makes a Python usable. Report a relative path in it, which would begin elsewhere."""
+        self.activations.append(Activation(words, text, line, bool(self._prefix.container)))
+        is_submission = self.activates_in == SUBMISSION
+        if words[0] in ("source", "."):
+            # bash looks for a name such as `activate` on the PATH.
+            relative = re.match(r"(?![/~$])\S*[/.]", plain("".join(words[1:2])))
+            elsewhere = relative and not (is_submission and not self.shell.directory)
+        else:
+            elsewhere = re.search(r"\$PWD|\$\(dirname", text) and not is_submission
+        if elsewhere:
+            problem = f"the directory of {text}, whose path begins at {self.activates_in} in the spec's job"
+            self.draft.report_lost(line, problem, "write an absolute path in python.activate")
 
     def _call(self, words: Sequence[str], operator: str) -> None:
         """Read the commands of a function of the script. The function is then gone, so that a recursion ends."""

@@ -520,6 +520,34 @@ def test_the_code_is_where_the_training_starts(
     assert read(out.encode(), "a")["local"].job.code == (code,)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("source venv/bin/activate\ntorchrun train.py", ":1: not carried over: the directory of source venv/bin/activate, "),
+        (". .env\ntorchrun train.py", ":1: not carried over: the directory of . .env, "),
+        ("cd src\nsource ../.venv/bin/activate\ntorchrun ../train.py", ":2: not carried over: the directory of source ../.venv"),
+        ('export PYTHONPATH="$PWD/src:$PYTHONPATH"\ntorchrun train.py', ":1: not carried over: the directory of export PYTHONPATH="),
+        ("cd src\nsource venv/bin/activate\nsrun torchrun ../train.py", ":2: not carried over: the directory of source venv"),
+        ("cd src\ntorchrun sub.py --c=../c.yaml", ":2: not carried over: the place of the argument --c=../c.yaml; "),
+        ("cd src\ntorchrun ../train.py d.yaml", ":2: not carried over: the place of the argument d.yaml; "),
+        ("source venv/bin/activate\nsrun torchrun train.py", ""),
+        ('export PYTHONPATH="$PWD/src:$PYTHONPATH"\nsrun torchrun train.py', ""),
+        ("source /v/bin/activate\nsource ~/e\nsource $HOME/e\nsource activate e\ntorchrun train.py", ""),
+        ("torchrun train.py c.yaml src/d.yaml e.yaml", ""),
+        ("cd src\ntorchrun sub.py d.yaml " + "a" * 5000, ""),
+    ],
+)  # fmt: skip
+def test_a_path_that_begins_elsewhere_in_the_job_is_named(
+    text: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("c.yaml", "src/d.yaml", "src/sub.py"):
+        (tmp_path / name).touch()
+    _, err = spec_of(run, tmp_path, f"{text}\n", "a.sh")
+    assert told in err
+    assert ("the directory of" in err or "the place of" in err) == bool(told)
+
+
 def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sub" / "pkg").mkdir(parents=True)
     (tmp_path / "sub" / "pkg" / "main.py").write_text("")
@@ -684,6 +712,7 @@ def test_a_launcher_named_by_its_path(
         ("srun --cpu-bind=none torchrun train.py", ":6: not carried over: srun --cpu-bind=none; "),
         ("srun --cpus-per-gpu 8 -m block torchrun train.py", ":6: not carried over: srun --distribution=block; "),
         ("srun --export=ALL,A=1 torchrun train.py", ":6: not carried over: srun --export=ALL,A=1; "),
+        ("srun --container-workdir=/w torchrun train.py", ":6: not carried over: srun --container-workdir=/w; the job works"),
         ("srun --multi-prog torchrun train.py", ":6: not carried over: srun --multi-prog"),
         ("#SBATCH --ntasks-per-socket=2\nsrun torchrun train.py", ":6: not carried over: --ntasks-per-socket=2; "),
         ('X=$(a)\nsrun bash -c "torchrun --node_rank=$SLURM_NODEID train.py"', ":7: trap: the node's rank is filled in once"),
