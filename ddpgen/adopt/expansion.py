@@ -37,6 +37,7 @@ HOME = re.compile(rf"^{_OPEN}\$(HOME|{{HOME}}){_CLOSE}(?=/|$)")
 _BLANKS = re.compile(rf"({_OPEN}[^{_CLOSE}]*{_CLOSE})|\s+")
 _NAME = r"\$\{?(\w+|[@*])(?:\[([^]]*)\])?"
 _PARAMETER = re.compile(rf"{_NAME}(?:(:?[-=?])(.*))?\}}?", re.DOTALL)
+_UNQUOTED = ("word", "simple_expansion", "expansion")
 _OWN_FOLDER = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv, "%": operator.mod,
@@ -88,7 +89,8 @@ def text_of(value: Value) -> str:
 class Shell:
     """The variables of a script, and its working directory relative to its first one.
 
-    `unused`: the variables that no word has named since their assignment, with their lines.
+    `unused`: the variables that no word has named since their assignment, with their lines. `globs`: the words with *,
+    ? or [ outside of quotes.
     """
 
     def __init__(self, variables: Mapping[str, Value], script: str) -> None:
@@ -97,11 +99,16 @@ class Shell:
             self.variables["0"] = self.variables["BASH_SOURCE"] = f"{OWN}/{script}"
         self.directory = ""
         self.unused: dict[str, int] = {}
+        self.globs: set[str] = set()
 
     def words(self, node: Node) -> list[str]:
         """Return the words that a word of a command becomes."""
         parts = self._expanded(node, splits=True).split(_FIELD)
-        return [part.replace(_QUOTE, "") for part in parts if part]
+        words = [part.replace(_QUOTE, "") for part in parts if part]
+        for child in node.children if node.type == "concatenation" else [node]:
+            if child.type in _UNQUOTED and re.search(r"[*?[]", self._expanded(child, splits=True)):
+                self.globs.update(words)
+        return words
 
     def value(self, node: Node | None) -> Value:
         """Return the value of an assignment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
@@ -133,6 +134,9 @@ class Script(Statements):
             is_file = path and any(os.path.exists(start / path) for start in starts)
             if path.startswith("../") or (is_file and not os.path.exists(code / path)):
                 self.draft.report_lost(line, f"the place of the argument {word}", remedy)
+            if word in self.shell.globs and any(glob.glob(word, root_dir=each) for each in starts):
+                problem = f"the argument {word}, for which bash writes the names of files"
+                self.draft.report_lost(line, problem, "write the names in train.args")
 
     def _report_cd(self) -> None:
         if self.directory_change:

@@ -548,6 +548,27 @@ def test_a_path_that_begins_elsewhere_in_the_job_is_named(
     assert ("the directory of" in err or "the place of" in err) == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("torchrun train.py --files src/*.yaml", ":1: not carried over: the argument src/*.yaml, for which bash "),
+        ("cd src\ntorchrun sub.py ?.yaml", ":2: not carried over: the argument ?.yaml, for which bash "),
+        ('F="src/*.y"\ntorchrun train.py ${F}aml', ":2: not carried over: the argument src/*.yaml, for which bash "),
+        ("A=(src/*.yaml)\ntorchrun train.py \"${A[@]}\"", ":2: not carried over: the argument src/*.yaml, for which bash "),
+        ("torchrun train.py 'src/*.yaml'", ""),
+        ('F="src/*.yaml"\ntorchrun train.py "$F"', ""),
+        ("torchrun train.py src/*.txt a[0].b=1 --files=src/*.yaml", ""),
+    ],
+)  # fmt: skip
+def test_a_pattern_of_files_is_named(text: str, told: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("src/d.yaml", "src/sub.py"):
+        (tmp_path / name).touch()
+    _, err = spec_of(run, tmp_path, f"{text}\n", "a.sh")
+    assert told in err
+    assert ("for which bash" in err) == bool(told)
+
+
 def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sub" / "pkg").mkdir(parents=True)
     (tmp_path / "sub" / "pkg" / "main.py").write_text("")
