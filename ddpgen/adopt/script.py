@@ -166,7 +166,7 @@ class Script(Statements):
         if broken:
             problem = f"from {broken.word} on, this is no bash"
             return self._refused(first + broken.row, problem, "correct the script")
-        line, reason = self.stop
+        line, reason = self.stop if self.stop[1] else self.unread
         problem = "no line starts a training with torchrun, accelerate launch or python FILE.py"
         return self._refused(line, f"{problem}: {reason}" if reason else problem)
 

@@ -36,6 +36,8 @@ _SLOW_SETTINGS = ("NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_P2P_DISABL
 # Operators that hide the exit code of the command in front of them.
 _HIDING = ("||", "|", "|&", "&")
 SUBMISSION = "the directory of sbatch"
+# The text of a command that starts a training, perhaps in a way that is not read.
+_STARTS = re.compile(r"torchrun|accelerate launch|torch\.distributed|python\S* \S*\.py\b")
 _BLOCK = "a condition, a loop or a function"
 _SIMPLE = ("command", "declaration_command", "variable_assignment", "unset_command")
 
@@ -63,7 +65,8 @@ class Statements:
     `own_directory`: the script's directory, or "" if that is not known. `variables`: the values of variables.
     `launches`: the commands that train. `activations`: the commands that make a Python usable. `resumes`: the
     conditions on a checkpoint. `directory_change`: the line and text of the last command that left the starting
-    directory. `stop`: the line and the words at which the search for a training ended last.
+    directory. `stop`: the line and the words at which the search for a training ended last. `unread`: those of the last
+    command that is not carried over.
     """
 
     shares_nodes = False
@@ -84,7 +87,7 @@ class Statements:
         self.activations: list[Activation] = []
         self.resumes: list[Resume] = []
         self.directory_change: tuple[int, str] | None = None
-        self.stop = (1, "")
+        self.stop = self.unread = (1, "")
         self._first = 1
         self._functions: dict[str, Node] = {}
         self._ports: set[str] = set()
@@ -223,7 +226,8 @@ class Statements:
         if node.type == "command":
             words = self.shell.command(node)[1]
             rest = prefixed(words, Prefix())[1]
-            if rest and (launched(rest) or rest[0] in ("bash", "sh")):
+            starts = rest and (launched(rest) or rest[0] in ("bash", "sh"))
+            if starts or _STARTS.search(text):
                 self.stop = line, f"{plain(words[0])} stands in {_BLOCK}"
         self.draft.report_lost(line, text, f"it stands in {_BLOCK}")
 
@@ -353,11 +357,8 @@ class Statements:
         prefix, rest = prefixed([*(f"{name}={value}" for name, value in env), *words], self._prefix)
         if not rest:
             return
-        if posixpath.basename(rest[0]) in ("bash", "sh") and re.match(
-            r"-\w*c$", "".join(rest[1:2])
-        ):
-            inner = parse(f"{expansion.as_source(rest[2])}\n" if rest[2:] else "")
-            self._nested(inner, prefix, line, operator)
+        if inner := _shell_text(rest):
+            self._nested(parse(f"{expansion.as_source(inner)}\n"), prefix, line, operator)
         elif rest[0] in self._functions:
             self._call(rest, operator)
         elif launch := launched(rest):
@@ -377,9 +378,24 @@ class Statements:
             else:
                 self._activation(words, text, line)
         elif words[0] not in _IGNORED:
-            if prefix.srun or not is_known(rest[0]) or any(word.endswith(".py") for word in rest):
-                self.stop = line, f"reading stopped at {plain(rest[0])}"
+            self._stop(rest, line, source(whole), prefix.srun)
             self.draft.report_lost(line, text)
+
+    def _stop(self, words: Sequence[str], line: int, text: str, srun: bool) -> None:
+        """Remember where the search for a training ended. `srun`: True if srun starts the command."""
+        reason = f"reading stopped at {plain(words[0])}"
+        if posixpath.basename(words[0]) in ("bash", "sh") and re.match(
+            r"[^-]", "".join(words[1:2])
+        ):
+            self.stop = line, f"{reason} {plain(words[1])}: adopt {plain(words[1])} in its place"
+        elif (
+            srun
+            or not is_known(words[0])
+            or _STARTS.search(text)
+            or any(word.endswith(".py") for word in words)
+        ):
+            self.stop = line, reason
+        self.unread = line, reason
 
     def _activation(self, words: Sequence[str], text: str, line: int) -> None:
         """Take a command that makes a Python usable. Report a relative path in it, which would begin elsewhere."""
@@ -440,6 +456,14 @@ class Statements:
 
     def _line(self, node: Node) -> int:
         return self._shell_line or self._first + node.start_point[0]
+
+
+def _shell_text(words: Sequence[str]) -> str:
+    """Return the text that `bash -c` or `eval` runs; "" for another command, and for `eval` of what is no training."""
+    if posixpath.basename(words[0]) in ("bash", "sh"):
+        return "".join(words[2:3]) if re.match(r"-\w*c$", "".join(words[1:2])) else ""
+    text = " ".join(words[1:])
+    return text if words[0] == "eval" and is_known(text[:1]) and _STARTS.search(text) else ""
 
 
 def _assignments(node: Node) -> Iterator[Node]:

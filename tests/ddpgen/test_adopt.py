@@ -312,6 +312,31 @@ def test_a_number_that_the_launcher_counts_is_told_of(
             "\ndeepspeed --num_gpus=8 train.py\n",
             "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at deepspeed;",
         ),
+        *(
+            (
+                text,
+                f"old.sh:{line}:1: no line starts a training with torchrun, accelerate launch or python FILE.py: {words};",
+            )
+            for text, line, words in (
+                (
+                    "\nfor h in a b; do\n  ssh $h 'cd x && torchrun train.py' &\ndone\nwait\n",
+                    3,
+                    "ssh stands in a condition, a loop or a function",
+                ),
+                ("\nssh a 'cd x && torchrun train.py'\nmkdir x\n", 2, "reading stopped at ssh"),
+                (
+                    "N=a\nsbatch <<EOT\n#!/bin/bash\ntorchrun train.py $N\nEOT\n",
+                    2,
+                    "reading stopped at sbatch",
+                ),
+                ("module load x\njupyter lab --no-browser\n", 2, "reading stopped at jupyter"),
+                (
+                    "\nsrun bash inner.sh\n",
+                    2,
+                    "reading stopped at bash inner.sh: adopt inner.sh in its place",
+                ),
+            )
+        ),
         ("S=$(pick)\ntorchrun $S\n", "old.sh:2:1: the script's name is not known: $(pick);"),
     ],
 )
@@ -580,6 +605,7 @@ def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
 # Ways to start train.py with 50 and --lr 1e-3, by which scripts were refused or read wrong.
 FORMS = {
     "a command in a variable": 'LAUNCHER="torchrun --nproc_per_node=4"\nCMD="$LAUNCHER train.py 50 --lr 1e-3"\nsrun bash -c "$CMD"',
+    "a command of eval": 'CMD="torchrun --nproc_per_node=4 train.py 50 --lr 1e-3"\neval "$(conda shell.bash hook)"\neval $CMD',
     "a command in pieces": "L=torchrun\nL+=' --nproc_per_node=4'\nA=(50)\nA+=(--lr\n  1e-3 # why\n)\nsrun $L train.py \"${A[@]}\"",
     "an address that only a machine knows": 'L="torchrun --nproc_per_node 4 --rdzv_endpoint $MASTER_ADDR:$PORT"\nsrun $L train.py 50 --lr 1e-3',
     "an option of srun without a value": "srun -K -l --kill-on-bad-exit torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
