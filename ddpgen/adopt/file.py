@@ -46,9 +46,11 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
 
 
 def _script(text: str, file: Path) -> Script:
+    if shell := re.match(r"#!.*\b(t?csh|fish)\b", text):
+        raise SpecUnreadableError(f"{file}: is a script for {shell[1]}; give one for bash")
     kind: type[Script] = HandStarted
     default_field = None
-    if re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE):
+    if re.search(r"^(#SBATCH|(?!\s*echo\b)[^#\n]*\bsrun )", text, re.MULTILINE):
         kind, default_field = Batch, ("targets.slurm.requeues", 20)
     script = kind(Draft(str(file), default_field=default_field), str(file.resolve().parent))
     if other := re.search(r"^#(PBS|BSUB) ", text, re.MULTILINE):
@@ -64,6 +66,8 @@ def _task(raw: bytes, file: Path) -> Script:
     run = root.entries.get("run")
     if not isinstance(run, Scalar):
         problem = "is no SkyPilot task, because it has no run: with commands"
+        if re.search(rb"\S\s*^---\s", raw, re.MULTILINE):
+            problem = "has several YAML documents, and the first one has no run: with commands"
         raise SpecUnreadableError(f"{file}: {problem}; give one, or a script for sbatch or bash")
     draft = Draft(str(file))
     variables = sky.fields(root, draft)

@@ -6,7 +6,7 @@ import re
 
 from ddpgen.adopt.draft import Draft
 from ddpgen.spec.yamltree import Listing, Node, Scalar, Table
-from ddpgen.tiers.sky.extra import RESOURCES, SET, TOP
+from ddpgen.tiers.sky.extra import FREE, RESOURCES, SET, TOP, UNFIT
 
 _BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius)://")
 # SkyPilot's name of a store, or the name of its cloud → the scheme of the store's URLs.
@@ -41,7 +41,7 @@ def fields(root: Table, draft: Draft) -> dict[str, str]:
         draft.report_trap(line.get("resources", 0), problem, "write targets.sky.bucket: s3://NAME")
     for name in entries:
         if name not in (*SET[TOP], RESOURCES, "file_mounts"):
-            draft.report_lost(line[name], f"{name}:")
+            draft.report_lost(line[name], *_remark(TOP, name, f"{name}:"))
     return variables
 
 
@@ -80,10 +80,17 @@ def _resources(table: Table, draft: Draft) -> int:
         elif name in _SAME_FIELDS and text:
             draft.put(SET[RESOURCES][name], text, line)
         elif name not in ("region", "zone") or not location[0]:
-            draft.report_lost(
-                line, f"resources.{name}", "look for it in docs/spec.md, below targets.sky"
-            )
+            draft.report_lost(line, *_remark(RESOURCES, name, f"resources.{name}"))
     return gpus
+
+
+def _remark(part: str, name: str, shown: str) -> tuple[str, str]:
+    """Return the text about a key without a counterpart here, and the remedy."""
+    if name in UNFIT[part]:
+        return f"{shown} {UNFIT[part][name]}", ""
+    if name in FREE[part]:
+        return shown, "write it in targets.sky.extra"
+    return shown, f"write {SET[part].get(name, 'it by a field below targets.sky, if there is one')}"
 
 
 def _accelerators(node: Node, line: int, draft: Draft) -> int:
@@ -108,7 +115,7 @@ def _mount(path: str, node: Node, draft: Draft, default_store: str) -> None:
         if isinstance(node, Table)
         else {}
     )
-    source = options.get("source", "")
+    source = options.get("source", "") or _text(node)
     if "name" in options and not source:
         store = options.get("store", "").lower()
         source = f"{_STORES.get(store, store) or default_store}://{options['name']}"
@@ -119,11 +126,18 @@ def _mount(path: str, node: Node, draft: Draft, default_store: str) -> None:
             line, f"file_mounts {path}, whose kind of bucket the task leaves open", remedy
         )
         return
-    if mode == "COPY" or not _BUCKET.match(source) or draft.get("targets.sky.bucket.url"):
+    if (
+        mode == "COPY"
+        or isinstance(node, Scalar)
+        or not _BUCKET.match(source)
+        or draft.get("targets.sky.bucket.url")
+    ):
         draft.report_lost(
             line,
             f"file_mounts {path}",
-            "put small files below code; have targets.sky.setup fetch data",
+            "write it in targets.sky.extra"
+            if _BUCKET.match(source)
+            else "put small files below code; have targets.sky.setup fetch data",
         )
         return
     draft.put("targets.sky.bucket.url", source, line)

@@ -918,6 +918,44 @@ def test_a_bucket_is_one_of_its_cloud(
     assert ":3: not carried over: the variable A, " in err
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("resources: {labels: {a: b}}", ":1: not carried over: resources.labels; write targets.sky.labels"),
+        ("resources: {job_recovery: none}", ":1: not carried over: resources.job_recovery; write targets.sky.recovery"),
+        ("resources: {ports: 80}", ":1: not carried over: resources.ports; write it in targets.sky.extra"),
+        ("resources: {any_of: [{accelerators: L4}]}", ":1: not carried over: resources.any_of; write targets.sky.accel"),
+        ("file_mounts: {/data: 's3://my-data'}", ":1: not carried over: file_mounts /data; write it in targets.sky.extra"),
+        ("file_mounts: {/data: ./data}", ":1: not carried over: file_mounts /data; put small files below code"),
+        ("service: {replicas: 2}", ":1: not carried over: service: makes a service, and not a job"),
+    ],
+)  # fmt: skip
+def test_a_key_of_skypilot_has_its_remedy(lines: str, told: str, run: Run, tmp_path: Path) -> None:
+    _, err = spec_of(run, tmp_path, f"{lines}\nrun: torchrun train.py\n", "a.yaml")
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.csh", "#!/bin/csh\ntorchrun train.py\n", "is a script for csh; give one for bash"),
+        ("a.yaml", "name: a\n---\nrun: torchrun train.py\n", "has several YAML documents, and the first"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused(
+    name: str, text: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    outcome = run("adopt", name)
+    assert outcome.code != 0
+    assert told in outcome.err
+
+
+def test_srun_in_an_echo_makes_no_batch_script(run: Run, tmp_path: Path) -> None:
+    out, _ = spec_of(run, tmp_path, 'echo "use srun x"\ntorchrun train.py\n', "a.sh")
+    assert "slurm" not in read(out.encode(), "a") or "requeues" not in out
+
+
 def test_without_tree_sitter_the_extra_is_named(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['tree_sitter'] = None; from ddpgen import cli; sys.exit(cli.run())"
