@@ -38,6 +38,10 @@ _HIDING = ("||", "|", "|&", "&")
 SUBMISSION = "the directory of sbatch"
 # The text of a command that starts a training, perhaps in a way that is not read.
 _STARTS = re.compile(r"torchrun|accelerate launch|torch\.distributed|python\S* \S*\.py\b")
+# The job's own warning before the time limit, and its way back into the queue.
+_BY_ITSELF = re.compile(
+    r"scontrol requeue\b|trap ['\"]?(\w+|.*scontrol requeue.*)['\"]? (SIG)?USR[12]$"
+)
 _BLOCK = "a condition, a loop or a function"
 _SIMPLE = ("command", "declaration_command", "variable_assignment", "unset_command")
 
@@ -223,6 +227,9 @@ class Statements:
         line, text = self._line(node), _one_line(source(node))
         if self._is_ignored(node):
             return
+        if _BY_ITSELF.match(text):
+            self.draft.report_needless(line, text)
+            return
         if node.type == "command":
             words = self.shell.command(node)[1]
             rest = prefixed(words, Prefix())[1]
@@ -377,6 +384,8 @@ class Statements:
                 self.draft.report_lost(line, text, "write it in python.activate")
             else:
                 self._activation(words, text, line)
+        elif _BY_ITSELF.match(text):
+            self.draft.report_needless(line, text)
         elif words[0] not in _IGNORED:
             self._stop(rest, line, source(whole), prefix.srun)
             self.draft.report_lost(line, text)
