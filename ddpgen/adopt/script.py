@@ -317,6 +317,9 @@ class Script(Statements):
                     )
             elif name == "mixed-precision":
                 self.draft.variable("ACCELERATE_MIXED_PRECISION", value, line)
+            elif name == "W":
+                problem = f"-W {plain(value)}"
+                self.draft.report_lost(line, problem, "write PYTHONWARNINGS in env")
             elif name not in ("m", "module") and not _RENDEZVOUS_OPTIONS.fullmatch(name):
                 self.draft.report_lost(line, f"--{name}={plain(value)}" if value else f"--{name}")
             local = re.match(r"(localhost|127\.0\.0\.1):", value) or (

@@ -762,6 +762,7 @@ def test_a_launcher_named_by_its_path(
         ("trap 'again' SIGUSR1\nsrun torchrun train.py", ":6: no longer needed: trap 'again' SIGUSR1"),
         ("again() {\n  scontrol requeue $SLURM_JOB_ID\n}\nsrun torchrun train.py", ":7: no longer needed: scontrol requeue"),
         ("trap 'rm -r x' EXIT\nsrun torchrun train.py", ":6: not carried over: trap 'rm -r x' EXIT"),
+        ("srun python -W ignore train.py", ":6: not carried over: -W ignore; write PYTHONWARNINGS in env"),
         ("srun --container-workdir=/w torchrun train.py", ":6: not carried over: srun --container-workdir=/w; the job works"),
         ("srun --multi-prog torchrun train.py", ":6: not carried over: srun --multi-prog"),
         ("#SBATCH --ntasks-per-socket=2\nsrun torchrun train.py", ":6: not carried over: --ntasks-per-socket=2; "),
