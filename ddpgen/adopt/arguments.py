@@ -39,7 +39,7 @@ class _Given(NamedTuple):
     joined: bool = False
 
 
-def _given(train: Train) -> Iterator[_Given]:
+def given_words(train: Train) -> Iterator[_Given]:
     """Yield the words of `args`, whether a list or a mapping, and of `resume.args`."""
     args = train.args
     if isinstance(args, Mapping):
@@ -68,7 +68,8 @@ def _given(train: Train) -> Iterator[_Given]:
 def option_values(train: Train) -> Mapping[str, str]:
     """Return the values of the options by name, with _ for -. A word without an option is its own name."""
     return {
-        each.option.replace("-", "_") or str(each.value): each.value or "" for each in _given(train)
+        each.option.replace("-", "_") or str(each.value): each.value or ""
+        for each in given_words(train)
     }
 
 
@@ -96,7 +97,7 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 def _of_options(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
     """Yield the faults that each option has by itself."""
-    for given in filter(lambda given: given.option, _given(train)):
+    for given in filter(lambda given: given.option, given_words(train)):
         option = options.named(given.option, abbreviated=not script.settings)
         if option is None:
             problem, remedy = _unknown(given.option, options, script.name)

@@ -181,10 +181,15 @@ def outline(file: Path) -> Outline:
 
 def _saved_name(call: ast.Call, script: Script) -> str:
     """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
-    if name_of(call.func) not in _CHECKPOINT_WRITES or len(call.args) < 2:
-        return ""
-    text = _path_text(call.args[1], script)
+    path = saved_path(call)
+    text = _path_text(path, script) if path else ""
     return text if text.strip("*/") else ""
+
+
+def saved_path(call: ast.Call) -> ast.expr | None:
+    """Return the path that this call saves; None for another call."""
+    writes = name_of(call.func) in _CHECKPOINT_WRITES and len(call.args) >= 2
+    return call.args[1] if writes else None
 
 
 def _path_text(name: ast.expr, script: Script) -> str:

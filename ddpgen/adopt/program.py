@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ddpgen.adopt import arguments, beside, commands, own_script, source, workloads
+from ddpgen.adopt import arguments, beside, commands, own_script, shared_places, source, workloads
 from ddpgen.adopt.calls import Script, warning
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
@@ -49,6 +49,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _words(job.train)
     yield from _for_a_shell(job, home)
     yield from _same_tasks(job, home)
+    yield from shared_places.check(job, home)
     yield from source.module(job, home)
     path = source.python_file(job, home)
     if path is None:

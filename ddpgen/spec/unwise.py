@@ -45,9 +45,12 @@ _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 # A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
-# Words of a program that show a place of its own for what it saves.
+# Words of a program that show a place of its own for what it saves: not a path in the working directory, nor a seed.
+_SAVES_TO = re.compile(r"^--?(out|save[_-](dir|path|to))", re.MULTILINE)
 _OWN_PLACE = re.compile(
-    r"\{(checkpoint_dir|job|array_index)\}|^--?(out|save[_-](dir|path|to)|run|exp)", re.MULTILINE
+    r"\{checkpoint_dir\}|^--?(run|exp)|^--?(out|save[_-](dir|path|to))[\w.-]*([=\n][/~${]|.*://)"
+    r"|^(?!--?([\w-]*[_-])?seed=).*(?<!seed\n)\{array_index\}",
+    re.MULTILINE,
 )
 
 
@@ -231,7 +234,10 @@ def _saves_elsewhere(job: JobSpec) -> bool:
     train = job.train
     args = train.args.items() if isinstance(train.args, Mapping) else (("", a) for a in train.args)
     words = [f"--{name}={value}" if name else str(value) for name, value in args]
-    return bool(_OWN_PLACE.search("\n".join([*words, *train.command, *train.resume.exists])))
+    swept = "\n".join(word for point in job.points.values() for word in point.words)
+    return bool(_SAVES_TO.search(swept)) or bool(
+        _OWN_PLACE.search("\n".join([*words, *train.command, *train.resume.exists]))
+    )
 
 
 def _unfilled(job: JobSpec) -> Iterator[Conflict]:

@@ -17,7 +17,16 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import arguments, beside, commands, own_script, program, source, workloads
+from ddpgen.adopt import (
+    arguments,
+    beside,
+    commands,
+    own_script,
+    program,
+    shared_places,
+    source,
+    workloads,
+)
 from ddpgen.driver.wording import printable
 from ddpgen.errors import report
 from ddpgen.site import layers
@@ -80,6 +89,7 @@ MODULES = (
     reader,
     requirement,
     rules,
+    shared_places,
     sky,
     slurm,
     source,
@@ -156,6 +166,11 @@ SCRIPTS = [
         (f"{value} for {kind}", scripts.with_width(value), scripts.with_annotation(kind))
         for value, kind, remedy in scripts.ANNOTATED
         if remedy
+    ),
+    *(
+        (f"{train}, saves {saves}", scripts.in_array(train), scripts.array_script(saves))
+        for train, saves, field in scripts.PLACES
+        if field
     ),
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),

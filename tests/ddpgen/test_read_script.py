@@ -12,7 +12,7 @@ from ddpgen.adopt.program import check
 from ddpgen.spec.job import PointProgram
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.registry import read
-from tests.ddpgen.conftest import ROOT, Fault, Run
+from tests.ddpgen.conftest import ROOT, Fault, Run, findings
 
 PARSER = """\
 import argparse
@@ -696,6 +696,43 @@ def test_tasks_of_an_array_that_are_all_the_same(
     assert [each.problem[:31] for each in found] == ["all tasks of the array train th"] * same
     job = replace(read(spec.encode(), "a.yaml")["slurm"].job, points={"a": PointProgram()})
     assert list(check(job, tmp_path)) == []
+
+
+_INDEX = "seed: '{array_index}'"
+# Arguments of an array's tasks, the place that the script saves to, and the field of the warning.
+PLACES = [
+    (f"args: {{out: /s/out, {_INDEX}}}", 'os.path.join(args.out, "ckpt.pt")', "train.args.out"),
+    (f"args: {{to: '/ck/%a', {_INDEX}}}", 'f"{args.to}/ckpt.pt"', "train.args.to"),
+    (f"args: {{to: '/x/{{job}}', {_INDEX}}}", 'Path(args.to) / "ckpt.pt"', "train.args.to"),
+    (f"args: {{output_dir: /s/out, {_INDEX}}}", "", "train.args.output_dir"),
+    (f"workdir: /w, args: {{out: x, {_INDEX}}}", "", "train.workdir"),
+    (f"workdir: '/w/{{job}}', args: {{{_INDEX}}}", "", "train.workdir"),
+    (f"workdir: /w, args: {{out: 'x/{{array_index}}', {_INDEX}}}", "", ""),
+    ("args: {out: '/s/{array_index}'}", 'os.path.join(args.out, "ckpt.pt")', ""),
+    (f"args: {{out: /s/out, {_INDEX}}}", 'os.path.join(args.out, str(args.seed), "ckpt.pt")', ""),
+    (f"args: {{out: /s/out, {_INDEX}}}", 'f"{args.out}/{args.seed}.pt"', ""),
+    (f"args: {{out: /s/out, {_INDEX}}}", 'f"{args.out}/ckpt.pt"); os.getpid(', ""),
+    (f"args: {{out: /s, {_INDEX}}}", 'os.path.join(args.out, "x.pt")); args.out = f(args', ""),
+    (f"args: {{data: /s, {_INDEX}}}", 'os.path.join(args.out, "ckpt.pt")', ""),
+]
+
+
+def array_script(saves: str) -> str:
+    return saving(saves) if saves else "trainer.fit(m)\n"
+
+
+def in_array(train: str) -> str:
+    return f"name: a\ncode: code\ntrain: {{script: t.py, {train}}}\n{_ARRAY}"
+
+
+@pytest.mark.parametrize(("train", "saves", "field"), PLACES)
+def test_a_place_that_all_tasks_of_an_array_save_to(
+    train: str, saves: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/t.py").write_text(array_script(saves))
+    monkeypatch.chdir(tmp_path)
+    assert [each.path for each in findings(in_array(train))] == ([field] if field else [])
 
 
 @pytest.mark.parametrize(("args", "remedy"), NO_SHELL)

@@ -1,0 +1,73 @@
+"""A place in the arguments that the tasks of an array, or the points of a sweep, would all save to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpgen.adopt import source
+from ddpgen.adopt.arguments import given_words
+from ddpgen.adopt.calls import Script, name_of, warning
+from ddpgen.adopt.own_script import saved_path
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# The names of arguments that say where a script saves.
+SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
+# A source with one of these may give each task or point a directory of its own.
+_APART = re.compile(rb"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate|strftime|subprocess|time\(|uuid")
+_ONE_AT_A_TIME = re.compile(r"\d+|.*%1")
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the absolute paths that are one place for several trainings. `home`: the spec's directory."""
+    indices = getattr(job, "indices", None) or "0"
+    if not job.points and _ONE_AT_A_TIME.fullmatch(indices):
+        return
+    swept = {re.split("[ =]", word)[0].strip("-").replace("-", "_")
+             for point in job.points.values() for word in point.words}  # fmt: skip
+    path = source.python_file(job, home)
+    tree = source.parsed(path, "") if path else None
+    shown: set[str] | None = None
+    if path and isinstance(tree, ast.Module):
+        shown = _saved_below(Script(path.name, tree))
+        shown = set() if _APART.search(path.read_bytes()) else shown
+    for field, option, value, _ in given_words(job.train):
+        name, value = option.replace("-", "_"), value or ""
+        if not value.startswith(("/", "~")) or "{array_index}" in value:
+            continue
+        sure = SAVES_TO.fullmatch(name) if shown is None else name in shown
+        if sure and name not in swept:
+            tasks, remedy = "tasks of the array", "write {array_index} in it"
+            if job.points:
+                tasks, remedy = "points of the sweep", "have the script save to {checkpoint_dir}"
+            problem = f"{value} is one place for all {tasks}, which take each other's checkpoints"
+            yield warning(field, problem, f"{remedy}, which each has for itself")
+
+
+def _saved_below(script: Script) -> set[str] | None:
+    """Return the arguments below which all saves go, each with a constant name; None if the source shows no path."""
+    paths = [path for call in script.calls if (path := saved_path(call)) is not None]
+    changed = {n.attr for n in ast.walk(script.tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+    below = {
+        name_of(first)
+        for first, *rest in map(_parts, paths)
+        if isinstance(first, ast.Attribute) and all(isinstance(p, ast.Constant) for p in rest)
+    }
+    return below - changed if paths else None
+
+
+def _parts(path: ast.expr) -> list[ast.expr]:
+    """Return the parts that a path is joined from."""
+    match path:
+        case ast.Call(func=func, args=[_, *_] as args) if name_of(func) == "join":
+            return args
+        case ast.JoinedStr(values):
+            return [v.value if isinstance(v, ast.FormattedValue) else v for v in values]
+        case ast.BinOp(left, ast.Div() | ast.Add(), right):
+            return [*_parts(left), right]
+        case ast.Call(func=ast.Name("Path"), args=[only]):
+            return [only]
+    return [path]
