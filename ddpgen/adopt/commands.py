@@ -20,6 +20,18 @@ _MODULE = (
 _LAUNCHER = re.compile(
     rf"(\S*/)?(torchrun|deepspeed|accelerate launch|salloc|srun|mpirun|mpiexec|horovodrun|aprun|ibrun|jsrun|composer|(colossalai|fabric|lightning) run)(?= |$)|.* -m {_MODULE}(?= |$)"
 )
+# Programs that start the command behind them.
+_STARTERS = re.compile(
+    r"((\S*/)?(env( \w+=\S*)*|nice( -n ?-?\d+)?|nohup|timeout( -\S+)* \S+|(pipenv|poetry) run|uv run( -\S+)*"
+    r"|conda run( -[np] \S+| --\S+)*|(apptainer|singularity) exec( -\S+)* \S+) )+"
+)
+# A line of bash that starts a training with a launcher, and words of a script that starts one only at times.
+_LAUNCHING = re.compile(
+    r"(?:^|; *|&& *)(?:exec )?((?:torchrun|deepspeed|srun|mpirun|accelerate launch(?=.* (--num[_-]processes[ =]([2-9]|1\d)|--multi[_-]gpu)))"
+    r" .*?(\.py\b|python)[^;\n]*)",
+    re.MULTILINE,
+)
+_AT_TIMES = re.compile(r"RANK|WORLD_SIZE|DDPGEN|<<|\bexit\b|\breturn\b")
 _ONE_PROCESS = re.compile(r"--num[_-]processes[ =]1\b")
 # Programs that start a command elsewhere and end before it, unless they are told to wait.
 _ELSEWHERE = re.compile(rf"{_SYSTEM}(at|batch|bsub|oarsub|qsub|sbatch|screen|systemd-run|tmux)")
@@ -51,6 +63,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield from _program(job)
         yield from _file(job, home)
         yield from _behind_text(train.command)
+        yield from _launcher_inside(job, home)
     elif re.fullmatch(f"module:{_MODULE}", train.script or ""):
         args = train.args
         words = [f"--{k}={v}" for k, v in args.items()] if isinstance(args, Mapping) else args
@@ -62,8 +75,9 @@ def _program(job: JobSpec) -> Iterator[Conflict]:
     """Yield a warning about programs that start another, and about Python, which is better as a script."""
     words = job.train.command
     text, first = " ".join(words), words[0]
+    started = _STARTERS.sub("", f"{text} ", count=1) if _STARTERS.match(text) else text
     alone = _NO_VARIABLES.match(text) if job.world_size > 1 else None
-    if _LAUNCHER.match(text) and not _ONE_PROCESS.search(text):
+    if _LAUNCHER.match(started) and not _ONE_PROCESS.search(text):
         yield _launcher("train.command")
     elif _ELSEWHERE.fullmatch(first) and not _WAITS.search(text):
         problem = f"{first} ends before what it starts, and then the job is done"
@@ -114,6 +128,30 @@ def _file(job: JobSpec, home: Path) -> Iterator[Conflict]:
         if job.code and path not in code.find(job.code, home, path):
             problem = f"{script} is not in code ({', '.join(job.code)})"
             yield warning("train.command", problem, "create it, or correct the path")
+
+
+def _launcher_inside(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield a warning if the text of `bash -c`, or a shell script of `code`, surely starts a launcher in each process."""
+    words, name = job.train.command, ""
+    if job.procs_per_node < 2:
+        return
+    flag = next((i for i, word in enumerate(words) if _TEXT_FLAG.fullmatch(word)), 0)
+    before = f"{' '.join(words[:flag])} "
+    if flag and _SHELL.match(posixpath.basename(_STARTERS.sub("", before, count=1).split(" ")[0])):
+        text = "".join(words[flag + 1 : flag + 2])
+    else:
+        script = _read_by_shell(words) or words[0]
+        name = "" if job.train.workdir or script.startswith(("/", "~")) else script
+        path = posixpath.normpath(name)
+        file = (
+            code.find(job.code, home, path).get(path) if "/" in name or name != words[0] else None
+        )
+        text = _text(file).decode("utf-8", "replace") if file and file.suffix in (".sh", "") else ""
+    launching = _LAUNCHING.search(text.replace("\\\n", " "))
+    if launching and not _AT_TIMES.search(text):
+        problem = f"{name or 'its text'} starts {launching[1].split()[0]}, and each process of the job would do so"
+        remedy = "start the training itself there, like python3 train.py, or write script: train.py"
+        yield warning("train.command", problem, remedy)
 
 
 def _read_by_shell(words: Sequence[str]) -> str:

@@ -874,6 +874,29 @@ COMMANDS = [
         "[/bin/sh, -c, python t.py, --lr=1]",
         "no program gets --lr=1: the text of -c reads no word that follows",
     ),
+    *(
+        (f"[{starter}, torchrun, t.py]", "is a launcher")
+        for starter in (
+            "uv, run",
+            "poetry, run",
+            "conda, run, -n, t",
+            "env, A=1",
+            "nice",
+            "nice, -n, '5'",
+            "/usr/bin/timeout, 1h",
+            "apptainer, exec, --nv, x.sif",
+            "uv, run, env, A=1",
+        )
+    ),
+    ("[uv, run, accelerate, launch, t.py]", "is a launcher"),
+    ("[bash, -c, 'cd x && torchrun --nproc-per-node=4 t.py']", "its text starts torchrun"),
+    ("[env, A=1, bash, -ec, srun python3 t.py]", "its text starts srun"),
+    ("[uv, run, accelerate, launch, --num_processes=1, t.py]", ""),
+    ("[uv, run, ./torchrun.sh]", ""),
+    ("[bash, -c, 'python t.py --launcher torchrun']", ""),
+    ("[bash, -c, 'torchrun --node-rank=$RANK t.py']", ""),
+    ("[bash, -c, torchrun t.py]\nprocs_per_node: 1", ""),
+    ("[bash, -c, srun --version]", ""),
     ("[~/t, --lr 1]", '"--lr 1" is one word with a space in it'),
     ("[accelerate, launch, --num_processes, 1, t.py]", ""),
     ("[my-trainer, python]", ""),
@@ -916,6 +939,14 @@ FILES = [
     ("[bash, /opt/c.sh]", ""),
     ("[./a.sh, c.sh]", ""),
     ("[./b.sh]\n  workdir: /opt/x", ""),
+    ("[./launch.sh]", "./launch.sh starts torchrun, and each process of the job would do so"),
+    ("[bash, launch.sh]", "launch.sh starts torchrun, and each process of the job would do so"),
+    (
+        "[./accelerate.sh]",
+        "./accelerate.sh starts accelerate, and each process of the job would do so",
+    ),
+    ("[./one.sh]", ""),
+    ("[./at-times.sh]", ""),
 ]
 
 
@@ -938,6 +969,14 @@ def write_programs(place: Path) -> None:
         ("b.sh", 0o644, ""),
         ("no-line.sh", 0o755, "./train\n"),
         ("crlf.sh", 0o755, "#!/bin/sh\r\n./train\r\n"),
+        ("launch.sh", 0o755, "#!/bin/bash\nset -e\ntorchrun \\\n  --nproc-per-node=4 \\\n  t.py\n"),
+        ("accelerate.sh", 0o755, "#!/bin/bash\naccelerate launch --num_processes 4 t.py\n"),
+        (
+            "one.sh",
+            0o755,
+            "#!/bin/bash\naccelerate launch --num_processes 1 t.py\n# torchrun t.py\n",
+        ),
+        ("at-times.sh", 0o755, "#!/bin/bash\nif [ $A ]; then\n  torchrun t.py\nfi\n"),
         ("program", 0o755, "\x7fELF\0"),
     ):
         (place / "code" / name).write_text(text, newline="")
