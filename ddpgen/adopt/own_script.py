@@ -99,6 +99,14 @@ def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
             problem = f"{script.location(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
             remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
             yield warning("procs_per_node", problem, remedy)
+        nodes = keywords.get("num_nodes", ast.Constant(1))
+        if None in keywords or job.nodes.elastic or not isinstance(nodes, ast.Constant):
+            continue
+        if nodes.value != job.nodes:
+            problem = (
+                f"{script.location(call)}: num_nodes={nodes.value!r}, and nodes is {job.nodes}"
+            )
+            yield warning("nodes", problem, f"write num_nodes={job.nodes} there")
 
 
 def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:

@@ -14,6 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddpgen.adopt import arguments, beside, commands, own_script, shared_places, source, workloads
+from ddpgen.adopt import (
+    arguments,
+    commands,
+    own_script,
+    processes,
+    shared_places,
+    source,
+    workloads,
+)
 from ddpgen.adopt.calls import Script, warning
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
@@ -63,6 +72,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         return
     script = Script(path.name, parsed)
     yield from own_script.check(job, script, home)
+    yield from processes.check(job, script, home)
     yield from arguments.check(job, script)
 
 

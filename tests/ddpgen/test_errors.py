@@ -22,6 +22,7 @@ from ddpgen.adopt import (
     beside,
     commands,
     own_script,
+    processes,
     program,
     shared_places,
     source,
@@ -85,6 +86,7 @@ MODULES = (
     overrides,
     own_script,
     places,
+    processes,
     program,
     reader,
     requirement,
@@ -170,6 +172,11 @@ SCRIPTS = [
     *(
         (f"{train}, saves {saves}", scripts.in_array(train), scripts.array_script(saves))
         for train, saves, field in scripts.PLACES
+        if field
+    ),
+    *(
+        (f"{top}, {text}", scripts.on_nodes(top), text)
+        for top, text, field, _ in scripts.PROCESSES
         if field
     ),
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),

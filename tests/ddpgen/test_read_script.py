@@ -735,6 +735,60 @@ def test_a_place_that_all_tasks_of_an_array_save_to(
     assert [each.path for each in findings(in_array(train))] == ([field] if field else [])
 
 
+_STATE = "import torch\nm.save(m.load())\n"
+_TRAINS = f"{_STATE}loss.backward()\n"
+_PARSES = f"import argparse\n{_STATE}p = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
+_GROUP = f"{_STATE}dist.init_process_group('gloo')\n"
+_ADDRESS = "os.environ['MASTER_ADDR'] = 'localhost'\n"
+# Fields of a job, its script, and the warning's field and words.
+PROCESSES = [
+    ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
+    ("nodes: 2", _TRAINS, "train.script", "each of 2 processes trains alone"),
+    ("procs_per_node: 4", f"{_STATE}mp.spawn(main, nprocs=4)\n", "train.script", "t.py:3 starts 4 processes"),
+    ("procs_per_node: 4", f"{_STATE}N = 2\nmp.spawn(main, nprocs=N)\n", "train.script", "t.py:4 starts 2 processes"),
+    ("nodes: 4", f"{_GROUP}{_ADDRESS}", "train.script", "t.py:4: localhost"),
+    ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', init_method='tcp://localhost:23456')\n", "train.script", "t.py:3: tcp:"),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}torch.cuda.set_device(0)\n", "train.script", "t.py:3: all 2"),
+    (
+        "procs_per_node: 2\ngpus_per_node: 2",
+        f"{_PARSES}args = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n",
+        "train.script", "t.py:7: all 2 processes",
+    ),
+    ("nodes: 2", "t = Trainer(devices=1)\n", "nodes", "t.py:1: num_nodes=1, and nodes is 2"),
+    ("nodes: 2", "t = Trainer(devices=1, num_nodes=4)\n", "nodes", "num_nodes=4, and nodes is 2"),
+    ("", _TRAINS, "", ""),
+    ("procs_per_node: 8", f"{_TRAINS}from torch.nn.parallel import DistributedDataParallel\n", "", ""),
+    ("procs_per_node: 8", f"{_TRAINS}import accelerate\n", "", ""),
+    ("procs_per_node: 8", f"{_TRAINS}os.environ['LOCAL_RANK']\n", "", ""),
+    ("procs_per_node: 8", f"{_STATE}parts = splits.split('a')\n", "", ""),
+    ("", f"{_STATE}mp.spawn(main, nprocs=4)\n", "", ""),
+    ("procs_per_node: 4", f"{_STATE}if 'RANK' not in os.environ: mp.spawn(main, nprocs=4)\n", "", ""),
+    ("procs_per_node: 4", f"{_GROUP}{_ADDRESS}", "", ""),
+    ("nodes: 4", f"{_GROUP}if 'RANK' not in os.environ:\n  {_ADDRESS}", "", ""),
+    ("nodes: 4", f"{_GROUP}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", "", ""),
+    ("gpus_per_node: 2", f"{_STATE}torch.cuda.set_device(0)\n", "", ""),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"import os\n{_STATE}os.environ['CUDA_VISIBLE_DEVICES'] = x\ntorch.cuda.set_device(0)\n", "", ""),
+    ("nodes: 2", "t = Trainer(devices=1, num_nodes=2)\n", "", ""),
+    ("nodes: 2", "t = Trainer(devices=1, **more)\n", "", ""),
+    ("nodes: 2", "t = Trainer(args=a)\n", "", ""),
+]  # fmt: skip
+
+
+def on_nodes(top: str) -> str:
+    return f"name: a\ncode: code\ntrain: {{script: t.py}}\n{top}\ntargets: {{slurm: {{}}}}\n"
+
+
+@pytest.mark.parametrize(("top", "text", "field", "words"), PROCESSES)
+def test_a_script_that_counts_on_other_processes(
+    top: str, text: str, field: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/t.py").write_text(text)
+    found = [*check(read(on_nodes(top).encode(), "a.yaml")["slurm"].job, tmp_path)]
+    assert [each.fields[0] for each in found] == ([field] if field else [])
+    assert all(words in each.problem for each in found)
+
+
 @pytest.mark.parametrize(("args", "remedy"), NO_SHELL)
 def test_an_argument_that_only_a_shell_would_fill_in(
     args: str, remedy: str, tmp_path: Path

@@ -1,0 +1,107 @@
+"""The processes and nodes that a training script counts on, compared with those of the job."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpgen.adopt import source
+from ddpgen.adopt.arguments import option_values
+from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# A source with one of these may divide the work, or know which process it is.
+_DIVIDES = re.compile(
+    rb"distributed|DataParallel|RANK|WORLD_SIZE|DDPGEN|SLURM|environ(?!\[[\"']|\.get\([\"'])|exec\(|subprocess|importlib|__import__|multiprocessing|socket"
+)
+_OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
+_THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
+_VARIABLES = frozenset(["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+
+
+def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
+    """Yield the likely faults of the script on several processes or nodes. `home`: the spec's directory."""
+    if job.procs_per_node > 1:
+        yield from _spawns(script)
+    trains = job.world_size > 1 and "backward" in script.called
+    if trains and source.is_closed(job, home, _DIVIDES):
+        problem = f"{script.name} uses no torch.distributed, so each of {job.world_size} processes trains alone"
+        remedy = "wrap the model in DistributedDataParallel, or let the job have one process"
+        yield warning("train.script", problem, remedy)
+    if job.nodes > 1:
+        yield from _meets_alone(job, script)
+    if (
+        job.procs_per_node > 1
+        and job.on_gpus
+        and source.is_closed(job, home, _OTHER_GPU, "torchvision", "tqdm")
+    ):
+        yield from _one_gpu(job, script)
+
+
+def _spawns(script: Script) -> Iterator[Conflict]:
+    """Yield the call that starts several processes, unless the script knows of processes that a launcher starts."""
+    if any(constant(n) in _VARIABLES for n in ast.walk(script.tree) if isinstance(n, ast.Constant)):
+        return
+    for call in script.calls:
+        value: ast.expr | None = next((k.value for k in call.keywords if k.arg == "nprocs"), None)
+        if isinstance(value, ast.Name):
+            value = script.assigned.get(value.id)
+        number = value.value if isinstance(value, ast.Constant) else 0
+        if name_of(call.func) == "spawn" and isinstance(number, int) and number > 1:
+            problem = f"{script.location(call)} starts {number} processes, and so does each process of the job"
+            remedy = "call the function itself, or write procs_per_node: 1"
+            yield warning("train.script", problem, remedy)
+            return
+
+
+def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the address of the own machine, at which the processes of other nodes would wait."""
+    places: list[ast.expr] = []
+    at_times = {
+        inner
+        for node in ast.walk(script.tree)
+        if isinstance(node, (ast.If, ast.Try))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(script.tree):
+        match node:
+            case ast.Assign([ast.Subscript(value=of, slice=ast.Constant("MASTER_ADDR"))], value):
+                places += [value] if name_of(of) == "environ" and node not in at_times else []
+    groups = [call for call in script.calls if name_of(call.func) == "init_process_group"]
+    if len(groups) != 1:
+        return
+    places += [k.value for k in groups[0].keywords if k.arg == "init_method"]
+    for value in places:
+        if _THIS_MACHINE.fullmatch(constant(value)):
+            problem = f"{script.location(value)}: {constant(value)} is another place on each of {job.nodes} nodes"
+            remedy = "leave it out: torchrun sets MASTER_ADDR, and init_process_group() reads it"
+            yield warning("train.script", problem, remedy)
+            return
+
+
+def _one_gpu(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the call with which all processes of a node take one GPU."""
+    given = option_values(job.train)
+    defaults = {
+        constant(call.args[-1]).lstrip("-").replace("-", "_"): next(
+            (k.value for k in call.keywords if k.arg == "default"), None
+        )
+        for call in script.calls
+        if name_of(call.func) == "add_argument" and call.args
+    }
+    for call in script.calls:
+        if name_of(call.func) != "set_device" or len(call.args) != 1:
+            continue
+        value: ast.expr | None = call.args[0]
+        if isinstance(value, ast.Attribute) and value.attr == "local_rank":
+            value = None if "local_rank" in given else defaults.get("local_rank")
+        if isinstance(value, ast.Constant) and value.value in (0, "cuda:0"):
+            problem = (
+                f"{script.location(call)}: all {job.procs_per_node} processes of a node take GPU 0"
+            )
+            remedy = 'write int(os.environ["LOCAL_RANK"]) there'
+            yield warning("train.script", problem, remedy)
+            return
