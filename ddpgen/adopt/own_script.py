@@ -32,6 +32,8 @@ _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+# The names of arguments that say where a script saves.
+SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -149,13 +151,59 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the first save into a working directory that is lost with its machine."""
     if job.persists(job.train.workdir or "") or job.train.resume.exists:
         return
+    below = _relative_places(job, script)
     for call in script.calls:
         name = _saved_name(call, script)
+        first = _first_part(saved_path(call) or _output_dir(call))
+        if isinstance(first, ast.Attribute) and first.attr in below:
+            name = posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
+        elif output := _output_dir(call):
+            name = constant(output)
         if name and not name.startswith(("/", "~", "*")):
             problem = f"{script.location(call)} saves {name} into the working directory, which goes with the machine"
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
             yield warning("train.script", problem, remedy)
             return
+
+
+def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:
+    """Return the arguments of the parser that are surely relative paths, by name."""
+    words = {each.value for each in ast.walk(script.tree) if isinstance(each, ast.Constant)}
+    if "DDPGEN_CHECKPOINT_DIR" in words or "chdir" in script.called:
+        return {}
+    changed = {
+        node.attr
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    given, places = option_values(job.train), {}
+    for call in script.calls:
+        if name_of(call.func) == "add_argument" and call.args:
+            option = constant(call.args[-1]).lstrip("-").replace("-", "_")
+            default = next((k.value for k in call.keywords if k.arg == "default"), None)
+            value = given.get(option, constant(default))
+            if value and option not in changed and not re.match(r"[/~{$]|\w+://", value):
+                places[option] = value
+    return places
+
+
+def _output_dir(call: ast.Call) -> ast.expr | None:
+    """Return the directory that a call gives to a trainer of transformers; None for another call."""
+    if name_of(call.func) not in ("TrainingArguments", "Seq2SeqTrainingArguments"):
+        return None
+    return next(
+        (k.value for k in call.keywords if k.arg == "output_dir"), next(iter(call.args), None)
+    )
+
+
+def _first_part(path: ast.expr | None) -> ast.expr | None:
+    """Return the beginning of a path."""
+    match path:
+        case ast.Call(func=func, args=[first, *_]) if name_of(func) in ("join", "Path"):
+            return _first_part(first)
+        case ast.JoinedStr([ast.FormattedValue(first), *_]) | ast.BinOp(left=first):
+            return _first_part(first)
+    return path
 
 
 class Outline(NamedTuple):
@@ -205,11 +253,15 @@ def _path_text(name: ast.expr, script: Script) -> str:
     if isinstance(name, ast.Constant):
         return str(name.value)
     if isinstance(name, ast.Name):
-        return constant(script.assigned.get(name.id))
+        value = script.assigned.get(name.id)
+        before = value is not None and value.lineno < name.lineno  # so that no name leads to itself
+        return _path_text(value, script) if value and before else constant(value)
     if isinstance(name, ast.JoinedStr):
         parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
         return "".join(_path_text(part, script) or "*" for part in parts)
-    if isinstance(name, ast.Call) and name_of(name.func) == "join":
+    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Div):
+        return "/".join(_path_text(part, script) or "*" for part in (name.left, name.right))
+    if isinstance(name, ast.Call) and name_of(name.func) in ("join", "Path"):
         return "/".join(_path_text(part, script) or "*" for part in name.args)
     return ""
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import given_words
 from ddpgen.adopt.calls import Script, name_of, warning
-from ddpgen.adopt.own_script import saved_path
+from ddpgen.adopt.own_script import SAVES_TO, saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
-# The names of arguments that say where a script saves.
-SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
 # A source with one of these may give each task or point a directory of its own.
 _APART = re.compile(rb"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate|strftime|subprocess|time\(|uuid")
 _ONE_AT_A_TIME = re.compile(r"\d+|.*%1")

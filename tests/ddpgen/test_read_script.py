@@ -1085,6 +1085,36 @@ LOST = [
     ),
     (", guard: ckpt-*/DONE", "path", "train.guard", "to {checkpoint_dir}/ckpt-*"),
     ("", "'out/last.pt'", "train.script", "DDPGEN_CHECKPOINT_DIR"),
+    *(
+        (train, saves, "train.script", "DDPGEN_CHECKPOINT_DIR")
+        for train, saves in (
+            ("", "os.path.join(a.out, 'x.pt')); p.add_argument('--out', default='out'"),
+            (", args: {out: x}", "f'{a.out}/{e}.pt'); p.add_argument('--out'"),
+            ("", "Path('out') / 'x.pt'"),
+            ("", "b); TrainingArguments(output_dir='out'"),
+            (
+                ", args: {output_dir: x}",
+                "b); TrainingArguments(a.output_dir); p.add_argument('--output_dir'",
+            ),
+        )
+    ),
+    *(
+        (train, saves, "", "")
+        for train, saves in (
+            (
+                ", args: {out: '{checkpoint_dir}'}",
+                "f'{a.out}/x.pt'); p.add_argument('--out', default='out'",
+            ),
+            (", args: {out: /data}", "f'{a.out}/x.pt'); p.add_argument('--out', default='out'"),
+            (
+                "",
+                "f'{a.out}/x.pt'); p.add_argument('--out', default='out'); os.environ.get('DDPGEN_CHECKPOINT_DIR'",
+            ),
+            ("", "f'{a.out}/x.pt'); a.out = b; p.add_argument('--out', default='out'"),
+            ("", "Path('/ckpt') / 'x.pt'"),
+            ("", "b); TrainingArguments(output_dir=out"),
+        )
+    ),
     ("", "f'{out}/last.pt'", "", ""),
     ("", "'/ckpt/last.pt'", "", ""),
     (", resume: {exists: '{checkpoint_dir}/x.pt', args: --resume}", "'x.pt'", "", ""),
