@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpgen.adopt.arguments import option_values, reads_settings_file
-from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
+from ddpgen.adopt.calls import Script, constant, imported, name_of, text_of, warning
 from ddpgen.adopt.parser import Option, Options, options_of
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
@@ -32,6 +32,12 @@ _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+# A trainer, and a setting of it with which it saves nothing.
+_SWITCHED_OFF = (
+    ("TrainingArguments", "save_strategy", "no"),
+    ("Seq2SeqTrainingArguments", "save_strategy", "no"),
+    ("Trainer", "enable_checkpointing", "False"),
+)
 # The names of arguments that say where a script saves.
 SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
 _TRAINERS = ("Trainer", "Fabric")
@@ -112,6 +118,7 @@ def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 
 def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
+    yield from _switched_off(script)
     resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
     imports = imported(script.tree)
     modules = [posixpath.join(folder, name) for name in sorted(imports)]
@@ -133,6 +140,20 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
         problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield warning("train.script", problem, remedy)
+
+
+def _switched_off(script: Script) -> Iterator[Conflict]:
+    """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
+    if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
+        return
+    for call in script.calls:
+        for keyword in call.keywords:
+            setting = (name_of(call.func), keyword.arg, text_of(keyword.value))
+            if setting in _SWITCHED_OFF:
+                problem = f"{script.location(keyword.value)}: {keyword.arg}={ast.unparse(keyword.value)}: a kill or a stop loses all that was trained"
+                yield warning(
+                    "train.script", problem, "leave it out, so that checkpoints are saved"
+                )
 
 
 def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:

@@ -280,7 +280,9 @@ SURPRISES = [
     ("t = Trainer(devices=4)\n", "procs_per_node", "t.py:1: devices=4"),
     ("m.train()\nm.save()\n", "train.script", "t.py:2 saves"),
     ("train()\n", "train.script", "t.py saves nothing"),
-]
+    ("t = Trainer(m, TrainingArguments(save_strategy='no'))\n", "train.script", "t.py:1: save_strategy='no'"),
+    ("t = Trainer(enable_checkpointing=False)\n", "train.script", "t.py:1: enable_checkpointing=False"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "field", "word"), SURPRISES)
@@ -295,6 +297,9 @@ def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> 
     [
         "if torch.cuda.is_available(): m.to('cuda')\nm.save(m.load())\n",
         "t = Trainer(devices=2)\n",
+        "t = Trainer(enable_checkpointing=False)\nm.save_checkpoint(x)\nm.load()\n",
+        "t = Trainer(m, TrainingArguments(save_strategy='steps'))\n",
+        "t = Trainer(enable_checkpointing=save)\n",
         "import t2.loop\nt2.loop.run()\n",
         "from . import loop\n",
         "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save(m.load())\n",
