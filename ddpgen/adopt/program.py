@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ddpgen.adopt import arguments, beside, commands, own_script, shared_places, source, workloads
 from ddpgen.adopt import (
     arguments,
+    beside,
     commands,
     own_script,
     processes,

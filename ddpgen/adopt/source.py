@@ -93,6 +93,7 @@ def function(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
         problem = f"{name} is {bound} {file}, and no function"
         yield Conflict(("train.workload",), problem, "name a function")
     elif isinstance(definition, ast.FunctionDef) and definition in tree.body:
+        yield from _signature(definition, f"{file}:{definition.lineno}")
         yield from _arguments(train, definition, f"{file}:{definition.lineno}")
 
 
@@ -118,6 +119,30 @@ def _not_a_function(node: ast.stmt, definition: ast.AST) -> str:
         case ast.Assign([target], ast.Constant()) | ast.AnnAssign(target, value=ast.Constant()):
             return "a constant of" if target is definition else ""
     return ""
+
+
+def _signature(function: ast.FunctionDef, place: str) -> Iterator[Conflict]:
+    """Yield a warning if the function takes no context, or surely returns nothing."""
+    declared, problem = function.args, ""
+    if function.decorator_list:
+        return
+    if not (declared.posonlyargs or declared.args or declared.vararg):
+        problem = f"{function.name}() in {place} takes no argument, and gets the context"
+        remedy = f"write def {function.name}(context)"
+    elif not any(map(_gives_value, ast.walk(function))):
+        problem = f"{function.name}() in {place} returns nothing, and has to return the workload"
+        remedy = "write a return at its end"
+    if problem:
+        yield Conflict(("train.workload",), problem, remedy, fatal=False)
+
+
+def _gives_value(node: ast.AST) -> bool:
+    """True for a statement with which a function gives a value, or an inner one does, and for a `...` to be filled."""
+    if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Raise)):
+        return True
+    if isinstance(node, ast.Constant) and node.value is ...:
+        return True
+    return isinstance(node, ast.Return) and node.value is not None
 
 
 def _arguments(train: Train, function: ast.FunctionDef, place: str) -> Iterator[Conflict]:

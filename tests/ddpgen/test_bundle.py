@@ -313,7 +313,7 @@ def src(tmp_path: Path) -> Path:
         (src / name).parent.mkdir(parents=True, exist_ok=True)
         (src / name).write_text(name)
     (src / "run.sh").chmod(0o711)
-    (src / "my_model.py").write_text("def build(): ...")
+    (src / "my_model.py").write_text("def build(context): ...")
     (src / "my_model.py").chmod(0o600)
     return src
 
@@ -450,7 +450,7 @@ def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_
     (src / "more").symlink_to("data")
     assert render(MODEL).code == 0
     files = tree(tmp_path / "build/gpt")
-    assert files["code/alias.py"][1] == b"def build(): ..."
+    assert files["code/alias.py"][1] == b"def build(context): ..."
     assert files["code/more/words.txt"][1] == b"data/words.txt"
     assert not (tmp_path / "build/gpt/code/alias.py").is_symlink()
 
@@ -506,7 +506,7 @@ def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> Non
 
 def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "my_model.py").write_text("def build(): ...")
+    (tmp_path / "other" / "my_model.py").write_text("def build(context): ...")
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
     assert refused.code == 65
     assert "job.yaml:8:7: code: " in refused.err

@@ -179,6 +179,7 @@ SCRIPTS = [
         for top, text, field, _ in scripts.PROCESSES
         if field
     ),
+    *((text, scripts.WORKLOAD, text) for text, words in scripts.SIGNATURES if words),
     ("globals", scripts.with_args("{batch_siz: 2, iter_num: 3}"), scripts.NANOGPT),
     (scripts.WORDS, scripts.with_args(scripts.WORDS), scripts.saving("path")),
     (scripts.BRACES, scripts.with_args(scripts.BRACES), scripts.saving("path")),

@@ -200,6 +200,23 @@ def test_an_argument_that_a_function_may_take_is_not_refused(text: str, tmp_path
     assert conflicts(tmp_path, WITH_ARGUMENT, text) == []
 
 
+# A workload whose function cannot be called, or gives nothing; "" for one that may do.
+SIGNATURES = [
+    ("def build(): return 1\n", "build() in t.py:1 takes no argument"),
+    ("def build(context):\n    model = 1\n", "build() in t.py:1 returns nothing"),
+    ("def build(*args): return 1\n", ""),
+    ("def build(context): raise ValueError\n", ""),
+    ("@wrapped\ndef build(): pass\n", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), SIGNATURES)
+def test_a_function_that_makes_no_workload(text: str, words: str, tmp_path: Path) -> None:
+    found = [each.problem for each in conflicts(tmp_path, WORKLOAD, text)]
+    assert len(found) == bool(words)
+    assert all(each.startswith(words) for each in found)
+
+
 @pytest.mark.parametrize(("spec", "text", "field"), NO_PYTHON)
 def test_syntax_that_python_does_not_know_here_is_a_warning(
     spec: str, text: str, field: str, tmp_path: Path
