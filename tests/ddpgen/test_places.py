@@ -17,6 +17,7 @@ SLURM = f"{GPT}targets: {{{{slurm: {{{{{{}}}}}}}}}}\n"
 
 REFUSED = [
     (f"{GPT}checkpoint: {{dir: ..}}\n", "8:19 checkpoint.dir", "own"),
+    (f"{GPT}checkpoint: {{dir: /dev/null}}\n", "8:19 checkpoint.dir", "system"),
     (f"{GPT}checkpoint: {{dir: ~/}}\n", "8:19 checkpoint.dir", "home directory"),
     (f"{GPT}checkpoint: {{dir: /ck/*}}\n", "8:19 checkpoint.dir", "fills in *"),
     (f"{GPT}checkpoint: {{dir: 'C:\\ck'}}\n", "8:19 checkpoint.dir", "Windows"),

@@ -171,7 +171,7 @@ WORKDIRS = [
     ("workdir: /w, args: {lr: 1}", "", "all points of the sweep"),
     (
         "workdir: /w, args: {lr: 1}",
-        "nodes: 2\npython: /opt/python\ntargets: {sky: {bucket: s3://bbb}}",
+        "nodes: 2\npython: /opt/python\ntargets: {sky: {bucket: s3://bbb, setup: get}}",
         "",
     ),
     ("workdir: /w, args: {lr: 1, out: x}", "", "all points of the sweep"),

@@ -217,7 +217,7 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
     for field, path in ((field, str(path or "")) for field, path in files.items()):
         if path.startswith(("/", "~")) and not path.startswith(bucket):
             problem = f"{path} is on no new machine, and nothing brings it there"
-            remedy = "write a path in code, or targets: {sky: {extra: {file_mounts: …}}}"
+            remedy = "write a path in code, or mount the file by targets.sky.extra"
             yield Conflict((field,), problem, remedy, False)
 
 
