@@ -50,7 +50,8 @@ test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; abou
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 nightly: static sky frameworks site ## every test, and the promised times alone on the machine: about an hour and a half
-	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py' --ignore=tests/real/test_probe.py
+	@rm -f .pytest_cache/v/cache/lastfailed
+	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py' --ignore=tests/real/test_probe.py || python tools/again.py
 	@# One at a time: a story that shares the processors says nothing of the seconds it takes, or of the wire.
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py tests/real/test_probe.py
 	@# The lock's torch is neither the oldest that is supported nor the newest.

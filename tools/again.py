@@ -1,6 +1,6 @@
 """`python tools/again.py`: run the failed tests again, one at a time, if all of them are real.
 
-For CI (.ci/run), after a run of pytest that failed: a real engine on a busy machine may miss a test's
+For CI (.ci/run) and `make nightly`, after a run of pytest that failed: a real engine on a busy machine may miss a test's
 deadline once. A test that passes now is listed as "passed only alone". A test that fails again, or that does not
 start a real engine, is a failure.
 """

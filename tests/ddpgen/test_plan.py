@@ -145,7 +145,6 @@ def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> Non
         ("runs/a b", "\"$beside\"'/runs/a b'"),
         ("/scratch/x", "/scratch/x"),
         ("~/ck", '"$HOME"/ck'),
-        ("~", '"$HOME"'),
     ],
 )
 def test_where_checkpoints_go(directory: str, source: str) -> None:

@@ -20,7 +20,7 @@ nightly = pytest.mark.nightly
 @nightly
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("nanogpt", "--max_iters=1200"), ("huggingface", "--epochs=2")],
+    [("nanogpt", "--max_iters=6000"), ("huggingface", "--epochs=2")],
 )
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     name: str, argument: str, tmp_path: Path
