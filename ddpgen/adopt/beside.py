@@ -1,4 +1,4 @@
-"""Files beside the spec that a job names, and that no process of the job finds: only the files of `code` travel."""
+"""Names files that lie beside the spec. No process of the job finds them, because only the files of `code` travel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _only_beside(path: str, job: JobSpec, home: Path) -> bool:
-    """True if the path is a file beside the spec, and none of the job's `code`."""
+    """True if the path is a file beside the spec, and `code` does not hold it."""
     relative = path and not path.startswith(("/", "~", "-", "{"))
     return (
         bool(relative and job.code)
@@ -96,7 +96,7 @@ def _split(line: str) -> list[str]:
 
 
 def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the modules beside the job's own Python file that it imports, and that are not in `code`."""
+    """Yield the modules that the job's own Python file imports from beside it, if `code` does not hold them."""
     path, folder = source.python_file(job, home), posixpath.dirname(job.train.user_file)
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):

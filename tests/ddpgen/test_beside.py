@@ -1,4 +1,4 @@
-"""Files beside the spec that a job names, and that are not where its processes look for them."""
+"""A job names files beside its spec, where no process of the job looks for them."""
 
 from __future__ import annotations
 
