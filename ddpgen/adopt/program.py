@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ddpgen.adopt import (
     arguments,
-    beside,
     commands,
+    outside,
     own_script,
     processes,
     shared_places,
@@ -52,7 +52,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from workloads.check(job, home)
     yield from commands.check(job, home)
-    yield from beside.check(job, home)
+    yield from outside.check(job, home)
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)

@@ -61,7 +61,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "mail-type": ("mail_on", lambda value: value.upper().split(",")),
     "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
 }  # fmt: skip
-# Options of which a spec can hold a part only: a test for more than that part, and the remedy.
+# Options that a spec can hold in part only: a test for more than that part, and the remedy.
 _HALVES: Sequence[tuple[str, Callable[[str, Mapping[str, Any]], bool], str]] = (
     ("signal", lambda value, _: "@" in value and "B:" not in value,
      "if the script handles the signal, write it in train.stop.signal"),

@@ -19,8 +19,8 @@ import pytest
 
 from ddpgen.adopt import (
     arguments,
-    beside,
     commands,
+    outside,
     own_script,
     processes,
     program,
@@ -54,8 +54,8 @@ from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
-    test_beside,
     test_hosts,
+    test_outside,
     test_own_script,
     test_places,
     test_profiles,
@@ -73,7 +73,7 @@ from tests.ddpgen.test_reader import field_names
 MODULES = (
     arguments,
     bashlines,
-    beside,
+    outside,
     commands,
     container,
     fields,
@@ -132,7 +132,7 @@ SPECS: list[tuple[str, str | bytes]] = [
         for tier, where, _ in test_slurm.WARNED
         if where
     ),
-    *((spec, spec) for spec, *_ in test_beside.NOT_THERE),
+    *((spec, spec) for spec, *_ in test_outside.NOT_THERE),
     ("name: logs", GPT.replace("name: gpt", "name: logs")),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
@@ -217,7 +217,7 @@ def test_the_text_of_every_error(
     monkeypatch.chdir(tmp_path)
     test_profiles.alone(monkeypatch)
     scripts.write_programs(tmp_path)
-    test_beside.write(tmp_path)
+    test_outside.write(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}
     ran: set[tuple[str, int]] = set()
 

@@ -1,4 +1,4 @@
-"""Names files that lie beside the spec. No process of the job finds them, because only the files of `code` travel."""
+"""Names files that are near the spec and not in `code`. No process of the job finds them, because only the files of `code` travel."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
     words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
     for field, word in words:
         path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
-        if _only_beside(path, job, home):
+        if _only_outside(path, job, home):
             inside = _inside(path, job, home)
-            problem = f"{path} lies beside the spec, and is not in code ({', '.join(job.code)})"
+            problem = f"{path} is there, and is not in code ({', '.join(job.code)})"
             remedy = "add it to code, or write the path that it has on the hosts"
             yield warning(field, problem, f"write {inside}" if inside else remedy)
 
 
-def _only_beside(path: str, job: JobSpec, home: Path) -> bool:
-    """True if the path is a file beside the spec, and `code` does not hold it."""
+def _only_outside(path: str, job: JobSpec, home: Path) -> bool:
+    """True if the path is a file from the spec's directory on, and `code` does not hold it."""
     relative = path and not path.startswith(("/", "~", "-", "{"))
     return (
         bool(relative and job.code)
@@ -96,7 +96,7 @@ def _split(line: str) -> list[str]:
 
 
 def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the modules that the job's own Python file imports from beside it, if `code` does not hold them."""
+    """Yield the modules that the job's own Python file imports from its own directory, if `code` does not hold them."""
     path, folder = source.python_file(job, home), posixpath.dirname(job.train.user_file)
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
@@ -107,5 +107,5 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
             if _is_file(path.parent / file) and not any(
                 code.find(job.code, home, each) for each in (wanted, file)
             ):
-                problem = f"{path.name} imports {name}, and {file} beside it is not in code ({', '.join(job.code)})"
+                problem = f"{path.name} imports {name}, and {file} in its directory is not in code ({', '.join(job.code)})"
                 yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)

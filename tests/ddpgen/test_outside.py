@@ -1,4 +1,4 @@
-"""A job names files beside its spec, where no process of the job looks for them."""
+"""A job names files that are not in its `code`, so that no process of the job finds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.ddpgen.conftest import GPT, Fault, findings
 
-SCRIPT = "name: a\ncode: code\ntrain: {{script: beside.py, {}}}\n"
+SCRIPT = "name: a\ncode: code\ntrain: {{script: inner.py, {}}}\n"
 COMMAND = "name: a\ncode: code\ntrain: {{command: [cat, {}], resume: by-itself}}\n"
 SLURM = GPT + "code: code\ntargets: {{slurm: {{setup: {}}}}}\n"
 ACTIVATE = GPT + "python: {{activate: {}}}\n"
@@ -21,7 +21,7 @@ NOT_THERE = [
     (SLURM.format("pip install -r sub/b.yaml"), "targets.slurm.setup", "write code/sub/b.yaml"),
     (SLURM.format("['true', 'cat conf/a.yaml']"), "targets.slurm.setup[1]", "not in the bundle"),
     (ACTIVATE.format("source conf/a.yaml"), "python.activate", "not in the bundle"),
-    ("name: a\ncode: lone.py\ntrain: {script: lone.py}\n", "code", "imports beside"),
+    ("name: a\ncode: lone.py\ntrain: {script: lone.py}\n", "code", "imports inner"),
 ]  # fmt: skip
 THERE = [
     SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
@@ -31,15 +31,15 @@ THERE = [
     SLURM.format("['cd /data', 'cat conf/a.yaml']"),
     SLURM.format("\"echo '\\n\""),
     ACTIVATE.format("source /venv/bin/activate"),
-    "name: a\ncode: [lone.py, beside.py]\ntrain: {script: lone.py}\n",
+    "name: a\ncode: [lone.py, inner.py]\ntrain: {script: lone.py}\n",
 ]  # fmt: skip
 
 
 def write(place: Path) -> None:
     """Write the files that the specs name."""
-    for name in ("conf/a.yaml", "code/sub/b.yaml", "code/beside.py", "lone.py", "beside.py"):
+    for name in ("conf/a.yaml", "code/sub/b.yaml", "code/inner.py", "lone.py", "inner.py"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text("import beside, torch\n")
+        (place / name).write_text("import inner, torch\n")
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +50,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(spec: str) -> list[Fault]:
     """Return the findings of a spec about its files."""
-    words = ("beside", "not in the bundle")
+    words = ("not in code", "not in the bundle")
     return [Fault.of(each) for each in findings(spec) if any(w in each.problem for w in words)]
 
 
 @pytest.mark.parametrize(("spec", "field", "word"), NOT_THERE)
-def test_a_file_beside_the_spec_does_not_travel(spec: str, field: str, word: str) -> None:
+def test_a_file_outside_of_code_does_not_travel(spec: str, field: str, word: str) -> None:
     (fault,) = told(spec)
     assert fault.where.partition(" ")[2] == field
     assert word in fault.text
