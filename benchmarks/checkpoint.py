@@ -1,7 +1,9 @@
 """The cost of a checkpoint for the training, by ddpgen, torch.save, dcp.save and dcp.async_save.
 
     python benchmarks/checkpoint.py [--processes 2] [--blocks 5]
+    sudo python benchmarks/checkpoint.py --hosts     on two hosts of the rig of tests/real, with a shared directory
 
+`--processes` is the number on each host.
 A model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
 each. Two of them, a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
 
@@ -26,10 +28,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED, NAMES, PORT = "/shared", ("node1", "node2"), 29511
 EVERY, FIRST, LAST = 10, 11, 50  # steps; a step of FIRST … LAST counts, and 4 checkpoints
 STEPS = LAST + 5
 MICRO_BATCH = 4
@@ -49,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--hosts", action="store_true", help="on two hosts of a rig, as root")
     parser.add_argument("--hidden", type=int, default=20_000, help="width of the model's layer")
     parser.add_argument("--directory", type=Path, help="for the checkpoints  [default: build]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
@@ -58,14 +63,16 @@ def main() -> None:
         train_by_hand(**json.loads(options.worker))
         return
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-    for _ in range(options.blocks):
-        runs = {name: measure(name, options) for name in CONTENDERS}
-        for name, run in runs.items():
-            found[name].append(costs(run, runs[SAVES_NOTHING[CONTENDERS[name]]]))
+    with ExitStack() as stack:
+        rig = new_rig(stack) if options.hosts else None
+        for _ in range(options.blocks):
+            runs = {name: measure(name, options, rig) for name in CONTENDERS}
+            for name, run in runs.items():
+                found[name].append(costs(run, runs[SAVES_NOTHING[CONTENDERS[name]]]))
+                print(f"  {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     size = found["ours"][0]["bytes"] / 1e6
-    print(
-        f"{size:.0f} MB, {options.processes} processes, every {EVERY} steps, {options.blocks} blocks"
-    )
+    processes = options.processes * (len(NAMES) if rig else 1)
+    print(f"{size:.0f} MB, {processes} processes, every {EVERY} steps, {options.blocks} blocks")
     for name, blocks in found.items():
         print(f"  {name:15}", *(shown(key, [b[key] for b in blocks]) for key in SHOWN))
     if options.json:
@@ -93,37 +100,71 @@ def costs(run: dict[str, Any], saves_nothing: dict[str, Any]) -> dict[str, float
     }
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def new_rig(stack: ExitStack) -> Any:
+    """Start two hosts that share a directory."""
+    sys.path.insert(0, str(ROOT))
+    from tests.real.rig import Host, Rig
+
+    return stack.enter_context(Rig([Host(name, shared=SHARED) for name in NAMES]))
+
+
+def measure(name: str, options: argparse.Namespace, rig: Any) -> dict[str, Any]:
     """Run one contender. Return the seconds of its steps FIRST … LAST, and of its checkpoints until they are complete."""
-    parent = options.directory or ROOT / "build"
+    parent = rig.shared if rig else options.directory or ROOT / "build"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as directory:
-        place = Path(directory)
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-            f"--nproc-per-node={options.processes}",
-        ]  # fmt: skip
+        outside = Path(directory)
+        outside.chmod(0o777)
+        place = Path(SHARED, outside.name) if rig else outside
+        command: list[str] = []
         if CONTENDERS[name] == OURS:
             every = EVERY if name == "ours" else 10 * STEPS
             command += [
                 "-m", "train", "run", "--workload=toy", f"--steps={STEPS}", f"--checkpoint-dir={place / 'ours'}",
-                f"--global-batch-size={MICRO_BATCH * options.processes}", f"--micro-batch-size={MICRO_BATCH}",
+                f"--global-batch-size={MICRO_BATCH * options.processes * (len(NAMES) if rig else 1)}",
+                f"--micro-batch-size={MICRO_BATCH}",
                 "--arg=features=1000", f"--arg=hidden={options.hidden}", "--optimizer=adamw", "--log-every=1000",
                 f"--checkpoint-every={every} steps",
             ]  # fmt: skip
         else:
-            case = {"name": name, "place": directory, "hidden": options.hidden}
+            case = {"name": name, "place": str(place), "hidden": options.hidden}
             command += [__file__, f"--worker={json.dumps(case)}"]
-        env = {
-            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT),
-            "DDPGEN_JOB": "checkpoint",
-        }  # fmt: skip
-        done = subprocess.run(
-            command, env=env, cwd=place, timeout=600, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
-        return read_ours(place / "ours") if CONTENDERS[name] == OURS else read_by_hand(place)
+        (on_hosts if rig else here)(command, place, options.processes, rig)
+        return read_ours(outside / "ours") if CONTENDERS[name] == OURS else read_by_hand(outside)
+
+
+VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DDPGEN_JOB": "checkpoint"}
+
+
+def here(command: list[str], place: Path, processes: int, _: Any) -> None:
+    """Run the command on this machine, by torchrun."""
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={processes}",
+    ]  # fmt: skip
+    env = {**os.environ, **VARIABLES, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*torchrun, *command], env=env, cwd=place, timeout=600, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+
+
+def on_hosts(command: list[str], place: Path, processes: int, rig: Any) -> None:
+    """Run the command on all hosts of the rig, by a torchrun on each."""
+    started = []
+    for host in rig:
+        torchrun = [
+            sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(NAMES)}", f"--local-addr={host.address}",
+            f"--nproc-per-node={processes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={NAMES[0]}:{PORT}",
+            f"--rdzv-id={place.name}",
+        ]  # fmt: skip
+        env = {**VARIABLES, "GLOO_SOCKET_IFNAME": host.nic}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(host.popen([*torchrun, *command], env=env, cwd=str(place), **pipes))
+    outputs = [each.communicate(timeout=900)[0] for each in started]
+    if any(each.returncode for each in started):
+        sys.exit("\n".join(outputs))
 
 
 def read_ours(directory: Path) -> dict[str, Any]:
