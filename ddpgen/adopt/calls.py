@@ -36,6 +36,23 @@ class Script:
         words = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(self.tree))
         return self.called["globals"].lineno if words else 0
 
+    @property
+    def changed(self) -> set[str]:
+        """The attributes that the script sets."""
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute))
+        return {node.attr for node in nodes if isinstance(node.ctx, ast.Store)}
+
+    @property
+    def defaults(self) -> dict[str, ast.expr | None]:
+        """The options of its parsers with _ for -, and their defaults."""
+        return {
+            constant(call.args[-1]).lstrip("-").replace("-", "_"): next(
+                (keyword.value for keyword in call.keywords if keyword.arg == "default"), None
+            )
+            for call in self.calls
+            if name_of(call.func) == "add_argument" and call.args
+        }
+
     def location(self, node: ast.expr) -> str:
         return f"{self.name}:{node.lineno}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,14 +23,13 @@ _LAUNCHER = re.compile(
 )
 # Programs that start the command behind them.
 _STARTERS = re.compile(
-    r"((\S*/)?(env( \w+=\S*)*|nice( -n ?-?\d+)?|nohup|timeout( -\S+)* \S+|(pipenv|poetry) run|uv run( -\S+)*"
-    r"|conda run( -[np] \S+| --\S+)*|(apptainer|singularity) exec( -\S+)* \S+) )+"
+    r"((\S*/)?(env( \w+=\S*)*|nice( -n ?-?\d+)?|nohup|timeout( -[ks] \S+| -\S+)* \S+|(pipenv|poetry) run|uv run( -\S+)*"
+    r"|conda run( -[np] \S+| --\S+)*|(apptainer|singularity) exec( --?(bind|B|env|pwd|home|H) \S+| -\S+)* \S+) )+"
 )
-# A line of bash that starts a training with a launcher, and words of a script that starts one only at times.
+# A command that starts a training with a launcher, and words of a script that starts one only at times.
 _LAUNCHING = re.compile(
-    r"(?:^|; *|&& *)(?:exec )?((?:torchrun|deepspeed|srun|mpirun|accelerate launch(?=.* (--num[_-]processes[ =]([2-9]|1\d)|--multi[_-]gpu)))"
-    r" .*?(\.py\b|python)[^;\n]*)",
-    re.MULTILINE,
+    r"(exec )?(torchrun|deepspeed|srun|mpirun|accelerate launch(?=.* (--num[_-]processes[ =]([2-9]|1\d)|--multi[_-]gpu)))"
+    r" .*(\.py\b|python).*"
 )
 _AT_TIMES = re.compile(r"RANK|WORLD_SIZE|DDPGEN|<<|\bexit\b|\breturn\b")
 _ONE_PROCESS = re.compile(r"--num[_-]processes[ =]1\b")
@@ -142,16 +142,35 @@ def _launcher_inside(job: JobSpec, home: Path) -> Iterator[Conflict]:
     else:
         script = _read_by_shell(words) or words[0]
         name = "" if job.train.workdir or script.startswith(("/", "~")) else script
+        if not name or ("/" not in name and name == words[0]):
+            return
         path = posixpath.normpath(name)
-        file = (
-            code.find(job.code, home, path).get(path) if "/" in name or name != words[0] else None
-        )
+        file = code.find(job.code, home, path).get(path)
         text = _text(file).decode("utf-8", "replace") if file and file.suffix in (".sh", "") else ""
-    launching = _LAUNCHING.search(text.replace("\\\n", " "))
-    if launching and not _AT_TIMES.search(text):
-        problem = f"{name or 'its text'} starts {launching[1].split()[0]}, and each process of the job would do so"
+    launcher = next(filter(None, map(_LAUNCHING.fullmatch, _commands(text))), None)
+    if launcher and not _AT_TIMES.search(text):
+        problem = f"{name or 'its text'} starts {launcher[2].split()[0]}, and each process of the job would do so"
         remedy = "start the training itself there, like python3 train.py, or write script: train.py"
         yield warning("train.command", problem, remedy)
+
+
+def _commands(text: str) -> Iterator[str]:
+    """Yield the commands of a text of bash. Skip a line within a condition, or with quotes that it does not close."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line[:1].isspace():
+            continue
+        words = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        words.whitespace_split = True
+        command: list[str] = []
+        try:
+            for word in (*words, ";"):
+                if word.strip(";&|"):
+                    command.append(word)
+                else:
+                    yield " ".join(command)
+                    command = []
+        except ValueError:
+            continue
 
 
 def _read_by_shell(words: Sequence[str]) -> str:

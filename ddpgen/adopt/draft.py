@@ -182,7 +182,7 @@ class Draft:
 
     def _field_of(self, path: str) -> tuple[str, ...] | None:
         names = tuple(re.sub(r"\[.*", "", path).split("."))
-        # A spec without its command would be none; a finding of the command asks for `resume`, which is added to it.
+        # A command stays: without it the spec is empty, and its finding asks for `resume` only.
         return names if names in self.fields and names != ("train", "command") else None
 
     def _shown(self, value: Any) -> Any:

@@ -43,11 +43,12 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv, "%": operator.mod,
     "<<": lambda number, bits: number << min(bits, 62),
 }  # fmt: skip
-# A machine has these, and Slurm and SkyPilot set theirs, so that a default in the script does not count.
+# Each machine sets these variables, so the script's default does not apply.
 OF_MACHINE = frozenset([
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MANPATH", "PKG_CONFIG_PATH", "HOME", "USER",
     "CUDA_HOME",
 ])  # fmt: skip
+# The same for Slurm and SkyPilot.
 _SET_BY_SCHEDULER = ("SLURM_", "SKYPILOT_")
 
 
@@ -262,7 +263,7 @@ class Shell:
 
 
 def _led(node: Node) -> tuple[str, str]:
-    """Return the blanks and ends of lines that the grammar counts to an expansion in double quotes, and the expansion."""
+    """Split an expansion in double quotes from the whitespace that the grammar puts in front of it."""
     text = source(node)
     begin = len(text) - len(re.sub(r"^(\s|\\\n)+", "", text))
     return text[:begin], text[begin:].strip()

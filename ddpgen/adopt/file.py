@@ -46,15 +46,15 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
 
 
 def _script(text: str, file: Path) -> Script:
-    if shell := re.match(r"#!.*\b(t?csh|fish)\b", text):
+    if shell := re.match(r"#!(?:\S*/)?(?:env +(?:-\S+ +)*)?(t?csh|fish)\b", text):
         raise SpecUnreadableError(f"{file}: is a script for {shell[1]}; give one for bash")
     kind: type[Script] = HandStarted
     default_field = None
-    if re.search(r"^(#SBATCH|(?!\s*echo\b)[^#\n]*\bsrun )", text, re.MULTILINE):
+    if re.search(r"^(#SBATCH|(?![ \t]*echo\b)[^#\n]*\bsrun )", text, re.MULTILINE):
         kind, default_field = Batch, ("targets.slurm.requeues", 20)
     script = kind(Draft(str(file), default_field=default_field), str(file.resolve().parent))
     if other := re.search(r"^#(PBS|BSUB) ", text, re.MULTILINE):
-        remedy = "their scheduler is none of ddpgen's; write what they ask for in the spec"
+        remedy = "ddpgen does not know this scheduler: write what they ask for in the spec"
         line = text.count("\n", 0, other.start()) + 1
         script.draft.report_lost(line, f"the {other[0].strip()} lines", remedy)
     script.read(text)
@@ -66,7 +66,8 @@ def _task(raw: bytes, file: Path) -> Script:
     run = root.entries.get("run")
     if not isinstance(run, Scalar):
         problem = "is no SkyPilot task, because it has no run: with commands"
-        if re.search(rb"\S\s*^---\s", raw, re.MULTILINE):
+        begin = re.search(rb"^\w", raw, re.MULTILINE)
+        if begin and re.search(rb"^---\s", raw[begin.start() :], re.MULTILINE):
             problem = "has several YAML documents, and the first one has no run: with commands"
         raise SpecUnreadableError(f"{file}: {problem}; give one, or a script for sbatch or bash")
     draft = Draft(str(file))

@@ -15,7 +15,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 # Lines of bash that may run elsewhere than at the bundle, or may make the file first.
-_ELSEWHERE = re.compile(r"\b(cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
+_ELSEWHERE = re.compile(r"\b(echo|printf|cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -76,7 +76,7 @@ def _lines(job: JobSpec, home: Path) -> Iterator[Conflict]:
             continue
         for i, word in ((i, word) for i, line in enumerate(lines) for word in _split(line)):
             path = posixpath.normpath(word)
-            if word.startswith(("/", "~", "code/", "-")):
+            if re.match(r"/|~|-|code/", path) or re.search(r"://|\$", word):
                 continue
             inside = _inside(path, job, home)
             if not inside and not _is_file(home / path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ _SWITCHED_OFF = (
 )
 # The names of arguments that say where a script saves.
 SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
+_MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -162,10 +163,24 @@ def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
     names = [posixpath.basename(_saved_name(call, script)) for call in writes]
     wanted = [posixpath.basename(pattern) for pattern in patterns]
     shown = all(re.search(r"\w.*\.\w+$", name) for name in (*names, *wanted))
-    possible = [name.replace("*", part) for name in names for part in ("", "0", "00", "0000", "x")]
-    if shown and not any(fnmatch(name, each) for name in possible for each in wanted):
+    if shown and not any(_may_match(name, each) for name in names for each in wanted):
         problem = f"matches none of the files that {script.name} saves, like {names[0]}"
         yield warning("train.resume.exists", problem, f"write {names[0]}")
+
+
+def _may_match(name: str, pattern: str) -> bool:
+    """False if no file is both: each * in the name stands for a text that the source does not show."""
+    if re.search(r"[?[{]", pattern):
+        return True
+    begin, _, _ = name.partition("*")
+    _, _, end = name.rpartition("*")
+    wanted_begin, _, _ = pattern.partition("*")
+    _, _, wanted_end = pattern.rpartition("*")
+    if "*" not in name or "*" not in pattern:
+        return fnmatch(name, pattern) or fnmatch(pattern, name)
+    return (begin.startswith(wanted_begin) or wanted_begin.startswith(begin)) and (
+        end.endswith(wanted_end) or wanted_end.endswith(end)
+    )
 
 
 def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
@@ -192,19 +207,11 @@ def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:
     words = {each.value for each in ast.walk(script.tree) if isinstance(each, ast.Constant)}
     if "DDPGEN_CHECKPOINT_DIR" in words or "chdir" in script.called:
         return {}
-    changed = {
-        node.attr
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
     given, places = option_values(job.train), {}
-    for call in script.calls:
-        if name_of(call.func) == "add_argument" and call.args:
-            option = constant(call.args[-1]).lstrip("-").replace("-", "_")
-            default = next((k.value for k in call.keywords if k.arg == "default"), None)
-            value = given.get(option, constant(default))
-            if value and option not in changed and not re.match(r"[/~{$]|\w+://", value):
-                places[option] = value
+    for option, default in script.defaults.items():
+        value = given.get(option, constant(default))
+        if value and option not in script.changed and not re.match(r"[/~{$]|\w+://", value):
+            places[option] = value
     return places
 
 
@@ -259,7 +266,7 @@ def outline(file: Path) -> Outline:
 def _saved_name(call: ast.Call, script: Script) -> str:
     """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
     path = saved_path(call)
-    text = _path_text(path, script) if path else ""
+    text = _path_text(path, script, frozenset()) if path else ""
     return text if text.strip("*/") else ""
 
 
@@ -269,21 +276,24 @@ def saved_path(call: ast.Call) -> ast.expr | None:
     return call.args[1] if writes else None
 
 
-def _path_text(name: ast.expr, script: Script) -> str:
-    """Return a path as text; "" if the source does not show it."""
-    if isinstance(name, ast.Constant):
-        return str(name.value)
-    if isinstance(name, ast.Name):
-        value = script.assigned.get(name.id)
-        before = value is not None and value.lineno < name.lineno  # so that no name leads to itself
-        return _path_text(value, script) if value and before else constant(value)
-    if isinstance(name, ast.JoinedStr):
-        parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
-        return "".join(_path_text(part, script) or "*" for part in parts)
-    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Div):
-        return "/".join(_path_text(part, script) or "*" for part in (name.left, name.right))
-    if isinstance(name, ast.Call) and name_of(name.func) in ("join", "Path"):
-        return "/".join(_path_text(part, script) or "*" for part in name.args)
+def _path_text(path: ast.expr, script: Script, followed: frozenset[str]) -> str:
+    """Return a path as text; "" if the source does not show it. `followed`: the names that led here."""
+
+    def joined(separator: str, parts: Iterable[ast.expr]) -> str:
+        return separator.join(_path_text(part, script, followed) or "*" for part in parts)
+
+    match path:
+        case ast.Constant():
+            return constant(path)
+        case ast.Name(name) if name not in followed and len(followed) < _MOST_NAMES:
+            value = script.assigned.get(name)
+            return _path_text(value, script, followed | {name}) if value else ""
+        case ast.JoinedStr(values):
+            return joined("", (v.value if isinstance(v, ast.FormattedValue) else v for v in values))
+        case ast.BinOp(ast.Name() | ast.Call() | ast.Attribute() as left, ast.Div(), right):
+            return joined("/", (left, right))
+        case ast.Call(function, args) if name_of(function) in ("join", "Path"):
+            return joined("/", args)
     return ""
 
 

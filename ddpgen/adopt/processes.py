@@ -85,19 +85,12 @@ def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
 def _one_gpu(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the call with which all processes of a node take one GPU."""
     given = option_values(job.train)
-    defaults = {
-        constant(call.args[-1]).lstrip("-").replace("-", "_"): next(
-            (k.value for k in call.keywords if k.arg == "default"), None
-        )
-        for call in script.calls
-        if name_of(call.func) == "add_argument" and call.args
-    }
     for call in script.calls:
         if name_of(call.func) != "set_device" or len(call.args) != 1:
             continue
         value: ast.expr | None = call.args[0]
         if isinstance(value, ast.Attribute) and value.attr == "local_rank":
-            value = None if "local_rank" in given else defaults.get("local_rank")
+            value = None if "local_rank" in given else script.defaults.get("local_rank")
         if isinstance(value, ast.Constant) and value.value in (0, "cuda:0"):
             problem = (
                 f"{script.location(call)}: all {job.procs_per_node} processes of a node take GPU 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpgen.adopt.draft import Draft
@@ -61,12 +61,6 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "mail-type": ("mail_on", lambda value: value.upper().split(",")),
     "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
 }  # fmt: skip
-# Options that a spec can hold in part only: a test for more than that part, and the remedy.
-_HALVES: Sequence[tuple[str, Callable[[str, Mapping[str, Any]], bool], str]] = (
-    ("signal", lambda value, _: "@" in value and "B:" not in value,
-     "if the script handles the signal, write it in train.stop.signal"),
-    ("mail-type", lambda _, others: "mail-user" not in others, "write targets.slurm.mail_to: ADDRESS"),
-)  # fmt: skip
 
 
 class Batch(Script):
@@ -94,7 +88,7 @@ class Batch(Script):
             old, _ = self.directives.get(name, (None, 0))
             if old is None and not is_known(value):
                 self.draft.report_lost(launch.line, f"srun --{name}={plain(value)}")
-            elif name == "nodes" and old and value.isdigit() and int(value) != self.nodes:
+            elif name == "nodes" and old and is_known(value) and _number(value) != self.nodes:
                 remedy = f"the spec's job has {self.nodes} nodes"
                 self.draft.report_lost(launch.line, f"srun --nodes={value}", remedy)
             elif is_known(value) and self._counts(name, value):
@@ -190,6 +184,9 @@ class Batch(Script):
             self.directives.pop("export", None)
             if equals:
                 self._assign(name, text, True, line, f"--export={item}")
+            elif name != "ALL":
+                remedy = "the job gets all variables of the shell that starts it"
+                self.draft.report_lost(line, f"--export={name}", remedy)
 
     def _size(self, options: Mapping[str, tuple[str, int]]) -> None:
         """Take the sizes that the directives name, or after them the options of a srun."""
@@ -234,10 +231,11 @@ class Batch(Script):
         has_gpus = bool(self.gpus)
         for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
             value, line = options.get(name, ("", 0))
-            items = gres_items(value if name == "gres" else f"gpu:{value}") if value else []
+            value = value if name == "gres" else re.sub("(^|,)(?=.)", r"\1gpu:", value)
+            items = gres_items(value) if value else []
             gpus = [item for item in items if item.name == "gpu"]
             if len(gpus) > 1 or not all(re.fullmatch(r"[\w.-]*", item.kind) for item in gpus):
-                self.draft.report_lost(line, f"--{name}={value}", "write gpus_per_node")
+                self.draft.report_lost(line, f"--{name}={options[name][0]}", "write gpus_per_node")
                 continue
             for item in items:
                 if item.name != "gpu":
@@ -272,10 +270,14 @@ class Batch(Script):
                 draft.report_lost(line, option_text, "the spec's job has one task on a node")
             elif name not in _SIZE_OPTIONS:
                 draft.add("targets.slurm.extra", option_text, line)
-        for name, lost, remedy in _HALVES:
-            value, line = self.directives.get(name, ("", 0))
-            if value and lost(value, self.directives):
-                draft.report_lost(line, f"--{name}={value}", remedy)
+        signal, line = self.directives.get("signal", ("", 0))
+        if "@" in signal and "B:" not in signal:
+            remedy = "if the script handles the signal, write it in train.stop.signal"
+            draft.report_lost(line, f"--signal={signal}", remedy)
+        mails, line = self.directives.get("mail-type", ("", 0))
+        if mails and "mail-user" not in self.directives:
+            remedy = "write targets.slurm.mail_to: ADDRESS"
+            draft.report_lost(line, f"--mail-type={mails}", remedy)
         cpus, line = self._cpus
         if cpus:
             draft.put("targets.slurm.cpus_per_proc", max(1, cpus // procs), line)
@@ -308,4 +310,4 @@ class Batch(Script):
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0

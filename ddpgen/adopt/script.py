@@ -28,10 +28,11 @@ _COUNTED_ON_MACHINE = ("gpu", "auto", "cpu", "xpu")
 _RENDEZVOUS_OPTIONS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
 )
+_PIPEFAIL = re.compile(r"^[ \t]*set\b.*\bpipefail\b", re.MULTILINE)
 # An operator behind the training → the text by which the script ends with the training's exit code all the same.
 _KEEPS_EXIT_CODE = {
-    **dict.fromkeys(("|", "|&"), re.compile(r"^\s*set\b.*\bpipefail\b|PIPESTATUS", re.MULTILINE)),
-    "||": re.compile(r"\|\|\s*(\{[^}]*\b)?exit\b(?!\s+0)"),
+    **dict.fromkeys(("|", "|&"), re.compile("PIPESTATUS")),
+    "||": re.compile(r"\|\|\s*(\{[^}]{0,400}\b)?exit\b(?!\s+0)"),
     "&": re.compile(r"\bwait\s+[^\s;&|#]"),
 }
 
@@ -128,13 +129,15 @@ class Script(Statements):
     def _check_paths(self, starts: Sequence[Path], code: Path) -> None:
         """Report the arguments that are paths from where the script starts, and none in the job's directory."""
         line = self.draft.fields["train", "script"].line
-        remedy = "the job has links to the files of code: write an absolute path, or put it there"
+        remedy = "the job has links to the files of code: write an absolute path, or add the file to code"
         for word in self.draft.get("train.args") or ():
             path = word.rpartition("=")[2]
             is_file = path and any(os.path.exists(start / path) for start in starts)
             if path.startswith("../") or (is_file and not os.path.exists(code / path)):
                 self.draft.report_lost(line, f"the place of the argument {word}", remedy)
-            if word in self.shell.globs and any(glob.glob(word, root_dir=each) for each in starts):
+            if word in self.shell.globs and any(
+                any(glob.iglob(word, root_dir=each)) for each in starts
+            ):
                 problem = f"the argument {word}, for which bash writes the names of files"
                 self.draft.report_lost(line, problem, "write the names in train.args")
 
@@ -172,7 +175,9 @@ class Script(Statements):
 
     def _check_operator(self, launch: Launch, operator: str) -> None:
         keeps = _KEEPS_EXIT_CODE.get(operator)
-        if keeps is None or not keeps.search(self._text):
+        behind = "\n".join(self._text.split("\n")[launch.line - self._first :])
+        kept = keeps is not None and keeps.search(behind)
+        if not kept and not (operator[:2] in ("|", "|&") and _PIPEFAIL.search(self._text)):
             super()._check_operator(launch, operator)
 
     # --- the command that trains ------------------------------------------------------------------

@@ -48,13 +48,12 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 def _saved_below(script: Script) -> set[str] | None:
     """Return the arguments below which all saves go, each with a constant name; None if the source shows no path."""
     paths = [path for call in script.calls if (path := saved_path(call)) is not None]
-    changed = {n.attr for n in ast.walk(script.tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}  # fmt: skip
     below = {
         name_of(first)
         for first, *rest in map(_parts, paths)
         if isinstance(first, ast.Attribute) and all(isinstance(p, ast.Constant) for p in rest)
     }
-    return below - changed if paths else None
+    return below - script.changed if paths else None
 
 
 def _parts(path: ast.expr) -> list[ast.expr]:
@@ -66,6 +65,6 @@ def _parts(path: ast.expr) -> list[ast.expr]:
             return [v.value if isinstance(v, ast.FormattedValue) else v for v in values]
         case ast.BinOp(left, ast.Div() | ast.Add(), right):
             return [*_parts(left), right]
-        case ast.Call(func=ast.Name("Path"), args=[only]):
+        case ast.Call(func=func, args=[only]) if name_of(func) == "Path":
             return [only]
     return [path]

@@ -39,15 +39,15 @@ _LINES = (
     ),
     (
         re.compile(
-            r"(sleep\s+inf\w*|htop|top|watch\s.*|tail\s.*-[fF]\b.*|nvidia-smi\s(.*\s)?(-l\b|--loop|[dp]mon).*"
-            r"|tensorboard\s.*|jupyter[ -](lab|notebook|server).*|python3?\s+-m\s+http\.server.*)(?<![&;])"
+            r"(sleep\s+inf\w*|htop|top|watch\s.*|tail\s[^|]*-[fF]\b[^|]*|nvidia-smi\s([^|]*\s)?(-l\b|--loop|[dp]mon)[^|]*"
+            r"|tensorboard\s.*--logdir.*|jupyter[ -](lab|notebook|server).*|python3?\s+-m\s+http\.server.*)(?<![&;])"
         ),
         "does not end, and the training waits for it",
         "leave it out, or put & behind it",
     ),
     (
         re.compile(
-            r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su\b(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh"
+            r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su(?!\S)(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh"
         ),
         "starts a shell of its own, which ends at once and changes nothing here",
         "write source DIRECTORY/bin/activate, for an environment",
@@ -69,13 +69,13 @@ _LINES = (
     ),
     (
         re.compile(
-            r"(sudo\s+)?(apt|apt-get|dnf|yum|conda|mamba|micromamba)\s+(install|create)(?!.*\s(-\w*y|--yes|--assume-\w+))\s.*"
+            r"(sudo\s+)?(apt|apt-get|dnf|yum|conda|mamba|micromamba)\s+(install|create)(?!.*\s(-\w*y|--yes|--assume-?\w+))\s.*"
         ),
         "asks before it installs, and nobody answers",
         "add -y",
     ),
     (
-        re.compile(r"read\b[^<|]*"),
+        re.compile(r"read(?!\S)[^<|]*"),
         "asks, and nobody answers",
         "leave it out",
     ),

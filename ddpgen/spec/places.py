@@ -42,8 +42,10 @@ _AROUND_ENVIRONMENT = re.compile(
 )
 # Programs that run Python or a command line, or install packages, and that do not take Python's own command line.
 _NO_PYTHON = re.compile(
-    r"(activate|pip|conda|uv|torchrun|accelerate|deepspeed|srun|mpirun|bash|sh|zsh)[0-9.]*(\.\w+)?"
+    r"(activate|pip|conda|env|uv|torchrun|accelerate|deepspeed|srun|mpirun|bash|sh|zsh)[0-9.]*(\.\w+)?"
 )
+# Usual names of environments.
+_ENVIRONMENTS = ("conda", "env", "venv", ".venv")
 # The working directory and the checkpoint directory.
 _OWN_DIRECTORIES = (".", "{checkpoint_dir}")
 
@@ -216,7 +218,7 @@ def program_fault(program: str) -> Refused | None:
         return Refused(
             f"{show(program)} is a directory", "write the program in it, like ~/venv/bin/python"
         )
-    if directory and name in ("bin", "conda", "env", "venv", ".venv"):
+    if directory and (name == "bin" or (name in _ENVIRONMENTS and not directory.endswith("bin"))):
         remedy = f"write {program}/{'' if name == 'bin' else 'bin/'}python3"
         return Refused(f"{show(program)} is a directory, and no program", remedy)
     if _NO_PYTHON.fullmatch(name):

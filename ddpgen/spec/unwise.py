@@ -34,7 +34,7 @@ _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALL
 # Variable → the values that have an effect, the fate of another one, and an example.
 _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     **dict.fromkeys((f"NCCL_{name}" for name in _NCCL_NUMBERS.split()),
-                    (re.compile("-?[0-9]+"), "is no number, so NCCL leaves it out", "1")),
+                    (re.compile(r"\s*-?(0x[0-9a-fA-F]+|[0-9]+)"), "is no number, so NCCL leaves it out", "1")),
     **dict.fromkeys(_ALLOCATORS, (re.compile(r"[^=]*:[^=]*"), "has no NAME:VALUE, and torch ends at its first use of a GPU",
                                   "expandable_segments:True")),
     "CUDA_DEVICE_ORDER": (re.compile("FASTEST_FIRST|PCI_BUS_ID"), "is no order of CUDA's", "PCI_BUS_ID"),
@@ -57,7 +57,7 @@ _OWN_PLACE = re.compile(
 def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[Conflict]:
     """Return the warnings that a job of any tier may get. `locate` finds the place of a warning in the layers of the spec."""
     return chain(
-        environment(job.env, "env", job.gpus_per_node),
+        environment(job.env, "env", any(machine.gpus for machine in job.machines)),
         _name(job),
         _rendezvous(job),
         _proportions(job),
@@ -73,18 +73,20 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
     )
 
 
-def environment(env: Mapping[str, str], field: str, gpus: int | None) -> Iterator[Conflict]:
+def environment(env: Mapping[str, str], field: str, gpus: bool) -> Iterator[Conflict]:
     """Yield a warning for each variable that another program sets, or that harms the job.
 
-    `field`: of the spec. `gpus`: those that the processes use.
+    `field`: of the spec. `gpus`: True if processes use GPUs.
     """
     for name, value in env.items():
         if name == "PATH" and bashlines.OTHER_PATH.fullmatch(value):
             remedy = f"write a line of python.activate: export PATH={value}:$PATH"
             yield _warning(f"{field}.PATH", bashlines.LOSES_PROGRAMS, remedy)
-        taken, fate, example = _TAKEN.get(name, (re.compile(".*", re.DOTALL), "", ""))
-        if value and not taken.fullmatch(value):
-            yield _warning(f"{field}.{name}", f"{show(value)} {fate}", f"write one like {example}")
+        if value and name in _TAKEN:
+            taken, fate, example = _TAKEN[name]
+            if not taken.fullmatch(value):
+                problem = f"{show(value)} {fate}"
+                yield _warning(f"{field}.{name}", problem, f"write one like {example}")
         for known, (effect, remedy) in _VARIABLES.items():
             if known in bashlines.HIDING and not gpus:
                 continue

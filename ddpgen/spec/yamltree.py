@@ -19,6 +19,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 # A brace within a word, where YAML begins a mapping.
 _BRACE_IN_A_WORD = re.compile(r"[^\s{\[,]\{\w+\}")
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|(^|\s)#.*")
 _BRACED = (
     "a word in these brackets has { and } in it, and no quotes",
     'put the word in quotes, like "--resume={newest}"',
@@ -327,7 +328,7 @@ def _syntax(
         problem, remedy = "a quote opens here and is never closed", "close it"
     elif "parsing a flow" in context and "expected ','" in yaml_problem:
         position = start or position
-        problem, remedy = _BRACED if _BRACE_IN_A_WORD.search(line) else _OPEN
+        problem, remedy = _BRACED if _BRACE_IN_A_WORD.search(_QUOTED.sub("", line)) else _OPEN
     elif "expected key" in yaml_problem or "<block end>" in yaml_problem:
         problem = "this line is indented differently from the lines of its group"
         remedy = "indent all of them with the same number of spaces"

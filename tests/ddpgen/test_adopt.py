@@ -255,6 +255,9 @@ def test_the_interface_of_a_script_becomes_nic(line: str, run: Run, tmp_path: Pa
             "--rdzv-endpoint=$(hostname):0 ",
         ),
         ("torchrun train.py || exit 0", " || after the training"),
+        ("cd . || exit 1\ntorchrun train.py || echo failed", " || after the training"),
+        ("./other & wait $!\ntorchrun train.py &", " & after the training"),
+        ("x=PIPESTATUS\ntorchrun train.py | tee log", " | after the training"),
         ("torchrun train.py &\nwait", " & after the training"),
         ("srun torchrun --node-rank=$SLURM_NODEID train.py", "filled in once"),
         ("srun torchrun --max-restarts=0 train.py", "--max-restarts=0: the first crash"),
@@ -266,6 +269,23 @@ def test_the_interface_of_a_script_becomes_nic(line: str, run: Run, tmp_path: Pa
 def test_traps_of_a_command(command: str, expected: str, run: Run, tmp_path: Path) -> None:
     _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{command}\n")
     assert any(": trap: " in line and expected in line for line in err.splitlines()), err
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("#SBATCH --nodes=2\nsrun --nodes=\u00b2 torchrun train.py", "srun --nodes=\u00b2"),
+        ("#SBATCH --nodes=2\nsrun --nodes=1-2 torchrun train.py", "srun --nodes=1-2"),
+        ("#SBATCH --gres=gpu:\u00b2\nsrun torchrun train.py", "targets.slurm.gpu_type: "),
+        ("#SBATCH --gpus=a100:2,v100:2\nsrun torchrun train.py", "--gpus=a100:2,v100:2"),
+        ("#SBATCH --export=FOO,BAR=1\nsrun torchrun train.py", "--export=FOO"),
+    ],
+)
+def test_sizes_and_variables_that_are_not_carried_over(
+    lines: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{lines}\n")
+    assert any(f"not carried over: {told}" in line for line in err.splitlines()), err
 
 
 @pytest.mark.parametrize(

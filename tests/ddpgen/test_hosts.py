@@ -39,6 +39,11 @@ def listed(text: str) -> Any:
 
 
 WARNED = [
+    (
+        "hosts: [{name: a, gpus: 2}, b]\nenv: {CUDA_VISIBLE_DEVICES: 0}",
+        "11:33 targets.hosts.env.CUDA_VISIBLE_DEVICES",
+        "hides GPUs",
+    ),
     ("hosts: [a, b]\nhead: b\nspares: 1", "11:11 targets.hosts.head", "is a spare"),
     ("hosts: [{name: a, gpus: 2, procs: 1}]", "10:29 targets.hosts.hosts[0].gpus", "stay idle"),
     ("dir: /tmp/x\nhosts: [a, b]", "10:10 targets.hosts.dir", "which is emptied"),

@@ -29,7 +29,11 @@ THERE = [
     COMMAND.format("conf/none.yaml"),
     SLURM.format("pip install -r code/sub/b.yaml"),
     SLURM.format("['cd /data', 'cat conf/a.yaml']"),
-    SLURM.format("\"echo '\\n\""),
+    SLURM.format('"awk $\'{ print \\\\\'x\\\\\' }\' conf/none.yaml"'),
+    SLURM.format("pip install -r https://x.org/sub/b.yaml"),
+    SLURM.format("pip install -r $HOME/sub/b.yaml"),
+    SLURM.format("pip install -r ./code/sub/b.yaml"),
+    SLURM.format("echo starting sub/b.yaml"),
     ACTIVATE.format("source /venv/bin/activate"),
     "name: a\ncode: [lone.py, inner.py]\ntrain: {script: lone.py}\n",
 ]  # fmt: skip
@@ -64,3 +68,4 @@ def test_a_file_outside_of_code_does_not_travel(spec: str, field: str, word: str
 @pytest.mark.parametrize("spec", THERE)
 def test_a_file_in_code_or_on_the_hosts_is_there(spec: str) -> None:
     assert told(spec) == []
+    assert not [finding for finding in findings(spec) if finding.fatal]

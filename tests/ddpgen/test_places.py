@@ -23,6 +23,7 @@ REFUSED = [
     (f"{GPT}checkpoint: {{dir: 'C:\\ck'}}\n", "8:19 checkpoint.dir", "Windows"),
     (f"{GPT}python: ~/venv\n", "8:9 python.interpreter", "write ~/venv/bin/python3"),
     (f"{GPT}python: /usr/bin\n", "8:9 python.interpreter", "write /usr/bin/python3"),
+    (f"{GPT}python: /usr/bin/env\n", "8:9 python.interpreter", "write /usr/bin/python3"),
     (SCRIPT.format("resume: {exists: 'a\\d+', args: x}"), "3:40 train.resume.exists", "backslash"),
     (f"{GPT}targets: {{slurm: {{login: $H}}}}\n", "8:26 targets.slurm.login", "write the name"),
     (

@@ -342,7 +342,12 @@ PATTERNS = [
     ("out/chkpt-*.pt", "ckpt-*.pt"),
     ("[out/ckpt-*.pth, first.pt]", "ckpt-*.pt"),
     ("'out/ckpt-[0-9]*.pt'", ""),
-    ("out/ckpt-????.pt", ""),
+    ("'out/ckpt-[0-9][0-9][0-9][0-9][0-9].pt'", ""),
+    ("out/ckpt-?????.pt", ""),
+    ("out/ckpt-12*.pt", ""),
+    ("out/*.pt", ""),
+    ("out/ckpt-7.pt", ""),
+    ("out/ckpt-7.pth", "ckpt-*.pt"),
     ("[x.pt, out/last.pt]", ""),
     ("runs/*", ""),
 ]
@@ -1023,6 +1028,7 @@ FILES = [
     ),
     ("[./one.sh]", ""),
     ("[./at-times.sh]", ""),
+    ("[./says.sh]", ""),
 ]
 
 
@@ -1053,6 +1059,7 @@ def write_programs(place: Path) -> None:
             "#!/bin/bash\naccelerate launch --num_processes 1 t.py\n# torchrun t.py\n",
         ),
         ("at-times.sh", 0o755, "#!/bin/bash\nif [ $A ]; then\n  torchrun t.py\nfi\n"),
+        ("says.sh", 0o755, "#!/bin/bash\necho 'use; torchrun t.py'\npython3 t.py\necho 'open\n'\n"),
         ("program", 0o755, "\x7fELF\0"),
     ):
         (place / "code" / name).write_text(text, newline="")
@@ -1107,6 +1114,10 @@ LOST = [
     ),
     (", guard: ckpt-*/DONE", "path", "train.guard", "to {checkpoint_dir}/ckpt-*"),
     ("", "'out/last.pt'", "train.script", "DDPGEN_CHECKPOINT_DIR"),
+    ("", "0", "", ""),
+    ("", "p); p = os.path.join(\n  p, '/b'", "", ""),
+    ("", "p); p = os.path.join(None, *x", "", ""),
+    ("", " / ".join(["q"] * 900), "", ""),
     *(
         (train, saves, "train.script", "DDPGEN_CHECKPOINT_DIR")
         for train, saves in (

@@ -160,6 +160,7 @@ NOT_YAML = [
     ("name: \t@a\n", "1:8", "tab stands in this line"),
     ("name: a: b\n", "1:8", "second colon"),
     ("a: {b: c, args: --x={newest}}\n", "1:4", "no quotes"),
+    ("a: ['--x={newest}' --b]  # x{y}\n", "1:4", "never closed"),
     ("name: toy:\n", "1:10", "second colon"),
     ("name: a\nenv:\n  A: b:\n", "3:7", "second colon"),
     ("[?]]:", "1:1", "key: value"),

@@ -505,7 +505,8 @@ environment: {container: "docker://ghcr.io/me/t@sha256:0123"}
 environment: {container: {image: "me/torch:24", runtime: pyxis}}
 environment: {container: {image: "docker://me@localhost:5000#torch:24", runtime: pyxis}}
 environment: {container: {image: "localhost:5000/torch:24", runtime: pyxis}}
-environment: {container: {image: ./torch.sqsh, runtime: pyxis}}
+environment: {container: {image: ./code/torch.sqsh, runtime: pyxis}}
+environment: {venv: ~/v} ;; python: ~/v/bin/python3
 environment: {container: {image: /a.b/torch.sqsh, runtime: pyxis, options: [--container-mount-home, --mpi=pmix]}}
 environment: {container: {image: "dockerd://a.b/torch:1", runtime: pyxis}}
 environment: {container: {image: /t.sif, options: [--env, A=b, --overlay=/x.img]}}
@@ -748,6 +749,7 @@ pkg@https://host/pkg-1.0-py3-none-any.whl
 a.b_c-d==1
 A==1
 zope.interface==7.0
+bs4==0.0.2
 pyyaml-env-tag==1
 "yaml @ https://host/yaml-1-py3-none-any.whl"
 "--use-feature fast-deps"

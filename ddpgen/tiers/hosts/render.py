@@ -59,7 +59,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         for name in host.env.keys() & {secret.name for secret in job.secrets}:
             problem, remedy = f"{name} is in secrets as well", "leave one of them out"
             yield Conflict((f"{field}.env.{name}",), problem, remedy)
-        yield from unwise.environment(host.env, f"{field}.env", job.gpus(host))
+        yield from unwise.environment(host.env, f"{field}.env", bool(job.gpus(host)))
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)
@@ -89,7 +89,7 @@ def _names(job: HostsJob) -> Iterator[Conflict]:
         hosts_by_destination[destination] = host.name
     spares = [host.name for host in job.hosts[len(job.hosts) - job.spares :]]
     if job.head in spares:
-        problem = f"{job.head} is a spare, which is the last of hosts, and takes no part"
+        problem = f"{job.head} is a spare: the last {job.spares} of hosts take no part"
         yield Conflict(("head", "spares"), problem, "list another host last", False)
     host_names = tuple(host.name for host in job.hosts)
     if job.head is not None and job.head not in host_names:

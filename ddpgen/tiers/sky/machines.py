@@ -64,7 +64,9 @@ _INSTANCES = {
 # SkyPilot's accelerators that are no GPUs.
 _NO_GPU = re.compile("tpu|trainium|inferentia", re.IGNORECASE)
 # A build of torch for CPUs or AMD, or an index with such builds.
-_OTHER_WHEELS = re.compile(r"torch==[^ ;]*(\+(?:cpu|rocm)[\d.]*)|whl/(cpu|rocm[\d.]*)\b")
+_OTHER_WHEELS = re.compile(
+    r"torch==[^ ;]*(\+(?:cpu|rocm)[\d.]*)|-(?:i|-index-url|-extra-index-url)[ =].*/whl/(cpu|rocm[\d.]*)\b"
+)
 # Where machines that are no spot machines may be taken back as well.
 _PREEMPTS = {"k8s", "kubernetes", "slurm", "ssh"}
 
@@ -224,7 +226,8 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
 def _packages(job: SkyJob) -> Iterator[Conflict]:
     """Yield a warning for wheels of torch that cannot use the job's GPUs, and for trackers that are not installed."""
     for i, line in enumerate(job.requirements):
-        if job.gpus_per_node and (build := _OTHER_WHEELS.search(line)):
+        nvidia = job.gpus_per_node and not any(kind.startswith("MI") for kind in job.accelerators)
+        if nvidia and (build := _OTHER_WHEELS.search(line)):
             problem = f"{show(build[1] or build[2])} is a torch without CUDA, and the job uses GPUs"
             fields = (f"requirements[{i}]", "requirements")
             yield Conflict(fields, problem, "leave it out, or name one like +cu126", False)

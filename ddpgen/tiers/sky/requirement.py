@@ -50,7 +50,7 @@ _IGNORED = re.compile(
 )
 # A name that Python imports, or a program → what pip calls it; "" for one that is not pip's.
 _OTHER_NAMES = {
-    "bs4": "beautifulsoup4", "cudatoolkit": "", "cv2": "opencv-python-headless",
+    "cudatoolkit": "", "cv2": "opencv-python-headless",
     "pil": "pillow", "python": "", "pytorch": "torch", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 # A version as PEP 440 writes it, with more freedom in the order of its parts.

@@ -25,7 +25,7 @@ _IMAGES = {
         (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
         (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
         (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
-        (r"(?:docker|oras)://(?:[^/]*[.:][^/]*/|(?![^/]*[.:][^/]*/))[^:@]*[A-Z][^@]*", "has a capital letter, which no image has in its name", "write small ones", True),
+        (r"(?:docker|oras)://(?:[^/]*[.:][^/]*/|(?![^/]*[.:][^/]*/))[^:@]*[A-Z][^@]*", "has a capital letter in the name of the image", "write it in lower case", True),
         (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
         (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
     ),

@@ -74,7 +74,7 @@ def gres_items(value: str) -> list[Gres]:
     items = []
     for text in value.split(","):
         name, *rest = re.sub(r"^gres[:/]", "", text).split(":")
-        number = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        number = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
         items.append(Gres(text, name, ":".join(rest), number))
     return items
 

@@ -240,9 +240,10 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
     environment_fields = job.environment
     if environment_fields.container is not None:
         yield from container.check(environment_fields.container)
-    chosen = [*_environments(job)]
-    interpreter = job.python.interpreter
-    if chosen and interpreter.startswith(("/", "~")):
+    environments, interpreter = _environments(job), job.python.interpreter
+    chosen = [*environments]
+    inside = interpreter.startswith(tuple(f"{path.rstrip('/')}/" for path in environments.values()))
+    if chosen and interpreter.startswith(("/", "~")) and not inside:
         problem = f"{interpreter} is a Python of its own, and not that of environment.{chosen[0]}"
         fields = ("python.interpreter", "python", f"environment.{chosen[0]}")
         yield Conflict(fields, problem, "leave one of them out", False)
