@@ -87,8 +87,10 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
     yield from faults
     if isinstance(args, Mapping):
         yield from _of_mapping(job.train, script, options)
+        given = [options.long.get(name) for name in args]
         for name in options.needed:
-            if name not in args:
+            option = options.long.get(name)
+            if name not in args and not any(each is option for each in given if option):
                 remedy = "add it; a list of words can say positional ones"
                 yield warning("train.args", f"{script.name} wants {name}", remedy)
     elif options.arguments and not faults and "--" not in args:

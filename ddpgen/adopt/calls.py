@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 from ddpgen.spec.rules import Conflict
 
@@ -20,8 +21,11 @@ class Script:
         self.called = {name_of(call.func): call for call in reversed(self.calls)}
         self.assigned: dict[str, ast.expr] = {}
         for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self.assigned.setdefault(node.targets[0].id, node.value)
+            match node:
+                case ast.Assign([ast.Name(name), *_], value) | ast.AnnAssign(
+                    ast.Name(name), value=ast.expr() as value
+                ):
+                    self.assigned.setdefault(name, value)
         self.settings: dict[str, ast.expr] = {}
         if "ArgumentParser" not in self.called and (reads := self._reads_arguments()):
             self.settings = {n: v for n, v in self.assigned.items() if v.lineno < reads}
@@ -33,8 +37,33 @@ class Script:
         first = self.called.get("exec")
         if first is not None and "configurator.py" in ast.unparse(first):
             return min(first.lineno, self.called["globals"].lineno)
-        words = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(self.tree))
-        return self.called["globals"].lineno if words else 0
+        nodes = [*ast.walk(self.tree)]
+        words = any(isinstance(node, ast.Attribute) and node.attr == "argv" for node in nodes)
+        sets = any(
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Call)
+            and name_of(node.value.func) == "globals"
+            for node in nodes
+        )
+        return self.called["globals"].lineno if words and (sets or "update" in self.called) else 0
+
+    @functools.cached_property
+    def at_times(self) -> set[ast.AST]:
+        """The nodes below a condition, and those of functions that are called below one."""
+        branches = [n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp))]
+        below = {inner for branch in branches for inner in ast.walk(branch)}
+        called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
+        return below | {
+            inner for each in functions if each.name in called for inner in ast.walk(each)
+        }
+
+    def is_fixed(self, name: str) -> bool:
+        """True if the script gives the name one value, and no function has a parameter of this name."""
+        nodes = [*ast.walk(self.tree)]
+        bound = [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]  # fmt: skip
+        return len(bound) == 1 and not any(isinstance(n, ast.arg) and n.arg == name for n in nodes)
 
     @property
     def changed(self) -> set[str]:

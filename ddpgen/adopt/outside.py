@@ -14,6 +14,8 @@ from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
+# Files that a program reads. Others may be left from a try by hand, and the program writes them.
+_READ = re.compile(r"\.(ya?ml|toml|ini|cfg|conf|py|sh|csv|jsonl|parquet|bin|txt)$")
 # Lines of bash that may run elsewhere than at the bundle, or may make the file first.
 _ELSEWHERE = re.compile(r"\b(echo|printf|cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
 
@@ -46,7 +48,7 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _only_outside(path: str, job: JobSpec, home: Path) -> bool:
     """True if the path is a file from the spec's directory on, and `code` does not hold it."""
-    relative = path and not path.startswith(("/", "~", "-", "{"))
+    relative = _READ.search(path) and not path.startswith(("/", "~", "-", "{"))
     return (
         bool(relative and job.code)
         and _is_file(home / path)
@@ -76,7 +78,7 @@ def _lines(job: JobSpec, home: Path) -> Iterator[Conflict]:
             continue
         for i, word in ((i, word) for i, line in enumerate(lines) for word in _split(line)):
             path = posixpath.normpath(word)
-            if re.match(r"/|~|-|code/", path) or re.search(r"://|\$", word):
+            if re.match(r"/|~|-|code/", path) or re.search(r"://|[$`]", word):
                 continue
             inside = _inside(path, job, home)
             if not inside and not _is_file(home / path):

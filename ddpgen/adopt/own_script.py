@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,7 +26,7 @@ _SAVE_CALLS = frozenset([
 # Functions that write a checkpoint, and functions that read one. `fit` and `Trainer` do both, so they count as reads.
 _CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
 _CHECKPOINT_READS = frozenset([
-    "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
+    "load", "safe_open", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
 # Words that ask for a GPU → the words for a machine without GPUs.
 _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
@@ -42,6 +43,17 @@ _SWITCHED_OFF = (
 SAVES_TO = re.compile(r"out|(out|output|save|checkpoint|ckpt)_?(dir|path)")
 _MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
+# Functions that give a file another name.
+_NAMES_ANEW = frozenset([
+    "replace", "rename", "renames", "move", "symlink", "symlink_to", "link", "hardlink_to", "copy", "copy2", "copyfile",
+    "copytree",
+])  # fmt: skip
+# Modules that save nothing by themselves.
+_PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
+# Functions whose "cuda" takes no GPU.
+_NO_REQUEST = frozenset([
+    "startswith", "endswith", "get", "option", "DEFINE_string", "DEFINE_enum", "field", "GradScaler", "autocast", "print",
+])  # fmt: skip
 
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
@@ -74,10 +86,12 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
             and not reads_settings_file(values)
         ):
             yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
-    if "is_available" in script.called:
+    if "is_available" in script.called or "cpu" in values.values():
         return
     for call in script.calls:
         function, option = name_of(call.func), ""
+        if function in _NO_REQUEST or call in script.at_times:
+            continue
         if function == "cuda" and isinstance(call.func, ast.Attribute):
             yield call, "cuda", _ASK_TORCH
         if function == "add_argument" and call.args:
@@ -127,9 +141,7 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
         code.find(job.code, home, path) for name in modules for path in (name, f"{name}.py")
     ):
         return
-    writes = sorted(
-        script.called[name].lineno for name in _CHECKPOINT_WRITES & script.called.keys()
-    )
+    writes = sorted(call.lineno for call in script.calls if _writes(call))
     if writes and not _CHECKPOINT_READS & script.called.keys():
         problem = f"{script.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
         remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
@@ -137,7 +149,7 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
             yield warning("train.script", problem, remedy)
     elif writes and resume.exists:
         yield from _other_names(script, resume.exists)
-    elif not _SAVE_CALLS & script.called.keys():
+    elif not _SAVE_CALLS & script.called.keys() and imports <= _PLAIN_MODULES:
         problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield warning("train.script", problem, remedy)
@@ -147,7 +159,9 @@ def _switched_off(script: Script) -> Iterator[Conflict]:
     """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
     if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
         return
-    for call in script.calls:
+    trainers = [call for call in script.calls if name_of(call.func) in _TRAINERS]
+    off = [call for call in trainers if any(k.arg == "enable_checkpointing" for k in call.keywords)]
+    for call in script.calls if len(off) in (0, len(trainers)) else ():
         for keyword in call.keywords:
             setting = (name_of(call.func), keyword.arg, text_of(keyword.value))
             if setting in _SWITCHED_OFF:
@@ -159,6 +173,8 @@ def _switched_off(script: Script) -> Iterator[Conflict]:
 
 def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
     """Yield a warning if the patterns name files, and the source shows that the script saves none of these."""
+    if _NAMES_ANEW & script.called.keys():
+        return
     writes = [call for call in script.calls if name_of(call.func) in _CHECKPOINT_WRITES]
     names = [posixpath.basename(_saved_name(call, script)) for call in writes]
     wanted = [posixpath.basename(pattern) for pattern in patterns]
@@ -187,6 +203,8 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the first save into a working directory that is lost with its machine."""
     if job.persists(job.train.workdir or "") or job.train.resume.exists:
         return
+    if "chdir" in script.called or script.settings.keys() & option_values(job.train).keys():
+        return
     below = _relative_places(job, script)
     for call in script.calls:
         name = _saved_name(call, script)
@@ -205,7 +223,8 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
 def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:
     """Return the arguments of the parser that are surely relative paths, by name."""
     words = {each.value for each in ast.walk(script.tree) if isinstance(each, ast.Constant)}
-    if "DDPGEN_CHECKPOINT_DIR" in words or "chdir" in script.called:
+    short = any(re.match("-[A-Za-z]", str(word)) for word in job.train.args)
+    if "DDPGEN_CHECKPOINT_DIR" in words or short:
         return {}
     given, places = option_values(job.train), {}
     for option, default in script.defaults.items():
@@ -272,8 +291,18 @@ def _saved_name(call: ast.Call, script: Script) -> str:
 
 def saved_path(call: ast.Call) -> ast.expr | None:
     """Return the path that this call saves; None for another call."""
-    writes = name_of(call.func) in _CHECKPOINT_WRITES and len(call.args) >= 2
-    return call.args[1] if writes else None
+    return call.args[1] if _writes(call) and len(call.args) >= 2 else None
+
+
+def _writes(call: ast.Call) -> bool:
+    """True if the call writes a checkpoint. Pictures have a function `save` as well, with the path first."""
+    name, function = name_of(call.func), call.func
+    if call.args and isinstance(call.args[0], (ast.Constant, ast.JoinedStr)):
+        return False
+    if name == "save" and isinstance(function, ast.Attribute):
+        owner = name_of(function.value)
+        return owner in ("torch", "th", "accelerator") or len(call.args) + len(call.keywords) != 1
+    return name in _CHECKPOINT_WRITES
 
 
 def _path_text(path: ast.expr, script: Script, followed: frozenset[str]) -> str:
@@ -286,7 +315,7 @@ def _path_text(path: ast.expr, script: Script, followed: frozenset[str]) -> str:
         case ast.Constant():
             return constant(path)
         case ast.Name(name) if name not in followed and len(followed) < _MOST_NAMES:
-            value = script.assigned.get(name)
+            value = script.assigned.get(name) if script.is_fixed(name) else None
             return _path_text(value, script, followed | {name}) if value else ""
         case ast.JoinedStr(values):
             return joined("", (v.value if isinstance(v, ast.FormattedValue) else v for v in values))

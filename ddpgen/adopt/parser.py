@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ddpgen.adopt.calls import Script, name_of, text_of
+from ddpgen.adopt.calls import Script, imported, name_of, text_of
 
 # Actions of argparse that take no value.
 _FLAGS = (
@@ -14,6 +14,9 @@ _FLAGS = (
 )  # fmt: skip
 _ACTIONS = (*_FLAGS, "", "store", "append", "extend")
 _NARGS = (None, "?", "*", "+")  # or a number
+_ADDS = ("add_argument", "add_argument_group", "add_mutually_exclusive_group")
+# Modules with a parser that is called as argparse's is, and reads more.
+_OTHER_PARSERS = {"configargparse", "jsonargparse", "simple_parsing"}
 HELP: tuple[str, ...] = ("-h", "--help")
 
 
@@ -66,6 +69,8 @@ def options_of(script: Script) -> Options | None:
         return None
     if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
         return None
+    if _is_handed_on(script) or _OTHER_PARSERS & imported(script.tree):
+        return None
     of_parser = {keyword.arg for keyword in parsers[0].keywords}
     if of_parser & {"parents", "prefix_chars", "fromfile_prefix_chars", None}:
         return None
@@ -78,6 +83,26 @@ def options_of(script: Script) -> Options | None:
                 return None  # a computed name, or an argument that takes the options behind it
             arguments[names] = option
     return _options(arguments, script)
+
+
+def _is_handed_on(script: Script) -> bool:
+    """True if a function gets the parser, or adds to it in another way than argparse's."""
+    names = {
+        name
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if name_of(node.value.func) == "ArgumentParser"
+        for name in map(name_of, node.targets)
+    }
+    for call in script.calls:
+        values = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if any(isinstance(value, ast.Name) and value.id in names for value in values):
+            return True
+        method = call.func
+        owner = name_of(method.value) if isinstance(method, ast.Attribute) else ""
+        if owner in names and name_of(method).startswith("add_") and name_of(method) not in _ADDS:
+            return True
+    return False
 
 
 def _options(arguments: Mapping[tuple[str, ...], Option], script: Script) -> Options:

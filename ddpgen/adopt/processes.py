@@ -19,7 +19,9 @@ _DIVIDES = re.compile(
 )
 _OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
 _THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
-_VARIABLES = frozenset(["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+_VARIABLES = frozenset([
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
+])  # fmt: skip
 
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
@@ -50,7 +52,8 @@ def _spawns(script: Script) -> Iterator[Conflict]:
         if isinstance(value, ast.Name):
             value = script.assigned.get(value.id)
         number = value.value if isinstance(value, ast.Constant) else 0
-        if name_of(call.func) == "spawn" and isinstance(number, int) and number > 1:
+        waits = all(k.arg != "join" for k in call.keywords) and call not in script.at_times
+        if name_of(call.func) == "spawn" and isinstance(number, int) and number > 1 and waits:
             problem = f"{script.location(call)} starts {number} processes, and so does each process of the job"
             remedy = "call the function itself, or write procs_per_node: 1"
             yield warning("train.script", problem, remedy)
@@ -60,16 +63,12 @@ def _spawns(script: Script) -> Iterator[Conflict]:
 def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the address of the own machine, at which the processes of other nodes would wait."""
     places: list[ast.expr] = []
-    at_times = {
-        inner
-        for node in ast.walk(script.tree)
-        if isinstance(node, (ast.If, ast.Try))
-        for inner in ast.walk(node)
-    }
     for node in ast.walk(script.tree):
         match node:
             case ast.Assign([ast.Subscript(value=of, slice=ast.Constant("MASTER_ADDR"))], value):
-                places += [value] if name_of(of) == "environ" and node not in at_times else []
+                places += (
+                    [value] if name_of(of) == "environ" and node not in script.at_times else []
+                )
     groups = [call for call in script.calls if name_of(call.func) == "init_process_group"]
     if len(groups) != 1:
         return
@@ -86,11 +85,12 @@ def _one_gpu(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the call with which all processes of a node take one GPU."""
     given = option_values(job.train)
     for call in script.calls:
-        if name_of(call.func) != "set_device" or len(call.args) != 1:
+        if name_of(call.func) != "set_device" or len(call.args) != 1 or call in script.at_times:
             continue
         value: ast.expr | None = call.args[0]
         if isinstance(value, ast.Attribute) and value.attr == "local_rank":
-            value = None if "local_rank" in given else script.defaults.get("local_rank")
+            known = "local_rank" not in given and "local_rank" not in script.changed
+            value = script.defaults.get("local_rank") if known else None
         if isinstance(value, ast.Constant) and value.value in (0, "cuda:0"):
             problem = (
                 f"{script.location(call)}: all {job.procs_per_node} processes of a node take GPU 0"

@@ -10,13 +10,13 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import given_words
 from ddpgen.adopt.calls import Script, name_of, warning
-from ddpgen.adopt.own_script import SAVES_TO, saved_path
+from ddpgen.adopt.own_script import saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 # A source with one of these may give each task or point a directory of its own.
 _APART = re.compile(rb"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate|strftime|subprocess|time\(|uuid")
-_ONE_AT_A_TIME = re.compile(r"\d+|.*%1")
+_ONE_AT_A_TIME = re.compile(r"(\d+)(-\1)?(%\d+)?|.*%1")
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -36,8 +36,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         name, value = option.replace("-", "_"), value or ""
         if not value.startswith(("/", "~")) or "{array_index}" in value:
             continue
-        sure = SAVES_TO.fullmatch(name) if shown is None else name in shown
-        if sure and name not in swept:
+        if name in (shown or ()) and name not in swept:
             tasks, remedy = "tasks of the array", "write {array_index} in it"
             if job.points:
                 tasks, remedy = "points of the sweep", "have the script save to {checkpoint_dir}"

@@ -39,8 +39,8 @@ _LINES = (
     ),
     (
         re.compile(
-            r"(sleep\s+inf\w*|htop|top|watch\s.*|tail\s[^|]*-[fF]\b[^|]*|nvidia-smi\s([^|]*\s)?(-l\b|--loop|[dp]mon)[^|]*"
-            r"|tensorboard\s.*--logdir.*|jupyter[ -](lab|notebook|server).*|python3?\s+-m\s+http\.server.*)(?<![&;])"
+            r"(?!.*(?<![&>])&(?![&>\d]))(sleep\s+inf\w*|htop|top|watch\s.*|tail\s[^|]*-[fF]\b[^|]*|nvidia-smi\s([^|]*\s)?(-l\b|--loop|[dp]mon)[^|]*"
+            r"|tensorboard\s.*--logdir.*|jupyter[ -](lab|notebook|server).*|python3?\s+-m\s+http\.server.*)"
         ),
         "does not end, and the training waits for it",
         "leave it out, or put & behind it",
@@ -58,18 +58,13 @@ _LINES = (
         "write a function, or the whole path of the program",
     ),
     (
-        re.compile(r"(torchrun|accelerate\s+launch|deepspeed|sbatch)\s.*"),
-        "is a launcher, and the job launches its training itself",
-        "write train: {script: FILE.py}, and leave it out",
-    ),
-    (
         re.compile(r"\S*/bin/activate"),
         "starts the file as a program, which cannot change this shell",
         r"write source \g<0>",
     ),
     (
         re.compile(
-            r"(sudo\s+)?(apt|apt-get|dnf|yum|conda|mamba|micromamba)\s+(install|create)(?!.*\s(-\w*y|--yes|--assume-?\w+))\s.*"
+            r"(sudo\s+)?(apt|apt-get|dnf|yum|conda|mamba|micromamba)\s+(install|create)(?!.*\s(-\w*y|-qq|--yes|--assume-?\w+))\s.*"
         ),
         "asks before it installs, and nobody answers",
         "add -y",
@@ -80,13 +75,25 @@ _LINES = (
         "leave it out",
     ),
 )
-_ENDS = (
-    re.compile(r"exit(\s+\S+)?|exec\s+(?![0-9]*[&<>])\S.*"),
-    "ends the script of the launch, and no training begins",
-    "leave it out",
+# The same for lines of `activate`. A setup may end before the training, and prepare data by a launcher.
+_OF_ACTIVATE = (
+    (
+        re.compile(r"exit(\s+\S+)?|exec\s+(?![0-9]*[&<>])\S.*"),
+        "ends the script of the launch, and no training begins",
+        "leave it out",
+    ),
+    (
+        re.compile(r"(torchrun|accelerate\s+launch|deepspeed|sbatch)\s.*"),
+        "is a launcher, and the job launches its training itself",
+        "write train: {script: FILE.py}, and leave it out",
+    ),
 )
 # Words that make a line depend on another one.
-_DEPENDS = re.compile(r"\b(if|case|for|while|until|function|trap|expand_aliases)\b|\(\)|<<|\s-c\s")
+_DEPENDS = re.compile(
+    r"\b(if|case|for|while|until|function|trap|expand_aliases|always_yes)\b|\(\)|<<|\s-c\s|(^|\s)\{(\s|$)"
+    r"|(\\|\||&&)\s*$",
+    re.MULTILINE,
+)
 # Commands that fail if they find their own work. The line has no condition and no directory that goes with the job.
 _ONCE = (
     (r"git clone\s", "write [ -d DIRECTORY ] || git clone URL DIRECTORY"),
@@ -118,10 +125,16 @@ def _each(field: str, entries: Sequence[str]) -> Iterator[tuple[tuple[str, str],
 
 def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
     """Yield the lines that `bash -n` accepts, and that fail or do harm."""
-    if _DEPENDS.search("\n".join(entries)):
+    text = "\n".join(entries)
+    if _DEPENDS.search(text) or any(
+        line.count('"') % 2 or line.count("'") % 2 for line in text.splitlines()
+    ):
         return
     for fields, line in _each(field, entries):
-        for pattern, problem, remedy in (*_LINES, *([_ENDS] if field == "python.activate" else [])):
+        for pattern, problem, remedy in (
+            *_LINES,
+            *(_OF_ACTIVATE if field == "python.activate" else ()),
+        ):
             if match := pattern.fullmatch(line):
                 yield Conflict(fields, problem, match.expand(remedy), fatal=False)
         path = re.fullmatch(r"(?:export\s+)?PATH=[\"']?(.*?)[\"']?", line)
@@ -139,7 +152,9 @@ def _exports(job: JobSpec) -> Iterator[Conflict]:
     }
     for fields, line in _each("python.activate", job.python.activate):
         words = (
-            re.findall(r"\s(\w+)=[\"']?([^\s\"';&]*)", line) if line.startswith("export") else ()
+            re.findall(r"\s(\w+)=[\"']?([^\s\"';&]*)", line.partition(" #")[0])
+            if line.startswith("export")
+            else ()
         )
         for name, value in words:
             value_of_job, field, remedy = pinned.get(name, (value, "", ""))

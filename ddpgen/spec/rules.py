@@ -46,6 +46,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _UNFILLED = re.compile(
     r"(?<!\$)\$([A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|(?:^|(?<=:))~[\w.-]*(?=/)", re.ASCII
 )
+# Python libraries read these with expanduser().
+_EXPANDED = re.compile(r"(HF|TORCH|TRANSFORMERS|XDG)_\w*(HOME|CACHE|DIR)")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 # Variable → the program that ends at its start with any other value, and these values.
 _VALUES: Mapping[str, tuple[str, re.Pattern[str], Sequence[str]]] = {
@@ -277,7 +279,7 @@ def _devices(job: JobSpec) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes on {gpus} GPUs; each needs one of its own"
         remedy = f"write procs_per_node: {gpus}"
         yield Conflict(("procs_per_node", "gpus_per_node"), problem, remedy)
-    elif gpus > job.procs_per_node:
+    elif gpus > job.procs_per_node and not job.train.command:
         problem = f"{gpus - job.procs_per_node} of {gpus} GPUs on each node stay idle"
         remedy = f"write procs_per_node: {gpus}, one process per GPU"
         yield Conflict(("gpus_per_node", "procs_per_node"), problem, remedy, fatal=False)
@@ -362,7 +364,8 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = f"leave it out, export it before the launch, and write secrets: [{name}]"
             yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)
-        if unfilled := _UNFILLED.search(value):
+        unfilled = _UNFILLED.search(value)
+        if unfilled and not (unfilled[0] == "~" and _EXPANDED.fullmatch(name)):
             problem = f"is taken as it is written: {show(unfilled[0])} is not filled in"
             remedy = f"write the value itself, or a line of python.activate: export {name}=..."
             yield Conflict((f"{field}.{name}",), problem, remedy, fatal=False)

@@ -34,13 +34,13 @@ _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALL
 # Variable → the values that have an effect, the fate of another one, and an example.
 _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     **dict.fromkeys((f"NCCL_{name}" for name in _NCCL_NUMBERS.split()),
-                    (re.compile(r"\s*-?(0x[0-9a-fA-F]+|[0-9]+)"), "is no number, so NCCL leaves it out", "1")),
+                    (re.compile(r"\s*-?(0x[0-9a-fA-F]+|[0-9]+)"), "is no number, which NCCL takes for 0", "1")),
     **dict.fromkeys(_ALLOCATORS, (re.compile(r"[^=]*:[^=]*"), "has no NAME:VALUE, and torch ends at its first use of a GPU",
                                   "expandable_segments:True")),
     "CUDA_DEVICE_ORDER": (re.compile("FASTEST_FIRST|PCI_BUS_ID"), "is no order of CUDA's", "PCI_BUS_ID"),
     "MKL_NUM_THREADS": (re.compile("[0-9]+"), "is no number, so MKL leaves it out", "8"),
     "NCCL_DEBUG": (re.compile("VERSION|WARN|INFO|ABORT|TRACE|NONE", re.IGNORECASE), "is no level of NCCL's", "INFO"),
-    **dict.fromkeys(("LD_LIBRARY_PATH", "PATH", "PYTHONPATH"), (re.compile("[^;]*"), "has a ; in it, which separates no directories here", "/a:/b")),
+    **dict.fromkeys(("PATH", "PYTHONPATH"), (re.compile("[^;]*"), "has a ; in it, which separates no directories here", "/a:/b")),
 }  # fmt: skip
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 # A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
@@ -57,7 +57,7 @@ _OWN_PLACE = re.compile(
 def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[Conflict]:
     """Return the warnings that a job of any tier may get. `locate` finds the place of a warning in the layers of the spec."""
     return chain(
-        environment(job.env, "env", any(machine.gpus for machine in job.machines)),
+        environment(job.env, "env", max((machine.gpus for machine in job.machines), default=0)),
         _name(job),
         _rendezvous(job),
         _proportions(job),
@@ -73,10 +73,10 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
     )
 
 
-def environment(env: Mapping[str, str], field: str, gpus: bool) -> Iterator[Conflict]:
+def environment(env: Mapping[str, str], field: str, gpus: int) -> Iterator[Conflict]:
     """Yield a warning for each variable that another program sets, or that harms the job.
 
-    `field`: of the spec. `gpus`: True if processes use GPUs.
+    `field`: of the spec. `gpus`: the most that one machine uses.
     """
     for name, value in env.items():
         if name == "PATH" and bashlines.OTHER_PATH.fullmatch(value):
@@ -88,7 +88,7 @@ def environment(env: Mapping[str, str], field: str, gpus: bool) -> Iterator[Conf
                 problem = f"{show(value)} {fate}"
                 yield _warning(f"{field}.{name}", problem, f"write one like {example}")
         for known, (effect, remedy) in _VARIABLES.items():
-            if known in bashlines.HIDING and not gpus:
+            if known in bashlines.HIDING and len(list(filter(None, value.split(",")))) >= gpus:
                 continue
             if name == known or (known.endswith("_") and name.startswith(known)):
                 yield _warning(f"{field}.{name}", effect, remedy)

@@ -27,6 +27,7 @@ THERE = [
     SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
     SCRIPT.format("args: {config: conf/a.yaml}, workdir: /work"),
     COMMAND.format("conf/none.yaml"),
+    SCRIPT.format("args: {save: conf/model.pt, log: conf/train.log}"),
     SLURM.format("pip install -r code/sub/b.yaml"),
     SLURM.format("['cd /data', 'cat conf/a.yaml']"),
     SLURM.format('"awk $\'{ print \\\\\'x\\\\\' }\' conf/none.yaml"'),
@@ -41,7 +42,15 @@ THERE = [
 
 def write(place: Path) -> None:
     """Write the files that the specs name."""
-    for name in ("conf/a.yaml", "code/sub/b.yaml", "code/inner.py", "lone.py", "inner.py"):
+    for name in (
+        "conf/a.yaml",
+        "code/sub/b.yaml",
+        "code/inner.py",
+        "lone.py",
+        "inner.py",
+        "conf/model.pt",
+        "conf/train.log",
+    ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("import inner, torch\n")
 

@@ -312,6 +312,18 @@ def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "text",
     [
+        "p = ArgumentParser()\np = deepspeed.add_config_arguments(p)\np.parse_args()\nm.save(m.load())\n",
+        "p = ArgumentParser()\np.add_class_arguments(Net)\np.parse_args()\nm.save(m.load())\n",
+        "import configargparse\np = configargparse.ArgumentParser()\np.add('x')\np.parse_args()\nm.save(m.load())\n",
+        "globals()[sys.argv[1]](*sys.argv[2:])\nLR = 1\nm.save(m.load())\n",
+        "if args.gpu:\n  m.cuda()\nm.save(m.load())\n",
+        "s = GradScaler('cuda', enabled=args.amp)\nx = d.startswith('cuda')\nm.save(m.load())\n",
+        "Trainer(devices=2).fit(m)\nTrainer(devices=2, enable_checkpointing=False).test(m)\n",
+        "from trl import SFTTrainer\nSFTTrainer(m).train()\n",
+        "picture.save('x.png')\nImage.save(f'{i}.png', 'PNG')\nm.save(m.load())\n",
+        "torch.save(m, p)\nsafe_open(p)\n",
+        "mp.spawn(actor, nprocs=4, join=False)\nm.save(m.load())\n",
+        "if dist.is_torchelastic_launched():\n  f()\nelse:\n  mp.spawn(f, nprocs=2)\nm.save(m.load())\n",
         "if torch.cuda.is_available(): m.to('cuda')\nm.save(m.load())\n",
         "t = Trainer(devices=2)\n",
         "t = Trainer(enable_checkpointing=False)\nm.save_checkpoint(x)\nm.load()\n",
@@ -361,6 +373,11 @@ def test_a_pattern_that_matches_no_file_of_the_script(
     found = told(tmp_path, SAVES, args)
     assert [each.where for each in found] == ["train.resume.exists"] * bool(told_of)
     assert all(told_of in each.text for each in found)
+
+
+def test_a_file_that_gets_another_name_may_match_any_pattern(tmp_path: Path) -> None:
+    args = "{}\n  resume: {exists: out/x.pt, args: --go}"
+    assert told(tmp_path, f"{SAVES}os.replace(a, b)\n", args) == []
 
 
 def test_a_save_whose_name_does_not_show_may_match_any_pattern(tmp_path: Path) -> None:
@@ -731,7 +748,7 @@ PLACES = [
     (f"args: {{out: /s/out, {_INDEX}}}", 'os.path.join(args.out, "ckpt.pt")', "train.args.out"),
     (f"args: {{to: '/ck/%a', {_INDEX}}}", 'f"{args.to}/ckpt.pt"', "train.args.to"),
     (f"args: {{to: '/x/{{job}}', {_INDEX}}}", 'Path(args.to) / "ckpt.pt"', "train.args.to"),
-    (f"args: {{output_dir: /s/out, {_INDEX}}}", "", "train.args.output_dir"),
+    (f"args: {{output_dir: /s/out, {_INDEX}}}", "", ""),
     (f"workdir: /w, args: {{out: x, {_INDEX}}}", "", "train.workdir"),
     (f"workdir: '/w/{{job}}', args: {{{_INDEX}}}", "", "train.workdir"),
     (f"workdir: /w, args: {{out: 'x/{{array_index}}', {_INDEX}}}", "", ""),
@@ -1115,6 +1132,15 @@ LOST = [
     (", guard: ckpt-*/DONE", "path", "train.guard", "to {checkpoint_dir}/ckpt-*"),
     ("", "'out/last.pt'", "train.script", "DDPGEN_CHECKPOINT_DIR"),
     ("", "0", "", ""),
+    ("", "'x.pt'); os.chdir(d", "", ""),
+    ("", "p); p = 'a'\nif x: p = '/b'\n(0", "", ""),
+    ("", "1); f = lambda p: torch.save(m, p); p = 'a'; (0", "", ""),
+    (
+        ", args: [-o, '{checkpoint_dir}']",
+        "os.path.join(a.out, 'x.pt')); p.add_argument('-o', '--out', default='out'",
+        "",
+        "",
+    ),
     ("", "p); p = os.path.join(\n  p, '/b'", "", ""),
     ("", "p); p = os.path.join(None, *x", "", ""),
     ("", " / ".join(["q"] * 900), "", ""),

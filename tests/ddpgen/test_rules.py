@@ -400,6 +400,11 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "python: {activate: ['if a; then', 'exit 1', 'fi', 'read x < y', 'su me -c x', 'sh x.sh', 'source /x/bin/activate']}",
         "python: {activate: ['conda install -y x', 'sudo apt-get -qq install --yes x', 'shopt -s expand_aliases', 'alias a=b']}",
         "python: {activate: ['tail -n 1 f | cut -f 2', 'nvidia-smi -q | xargs -l echo', 'tensorboard --version', 'read-x y']}",
+        "python: {activate: ['[ -d /x ] || {', 'exit 3', '}']}",
+        "python: {activate: ['command -v x ||', 'exit 3', 'export FOO=1  # not OMP_NUM_THREADS=4']}",
+        "python: {activate: ['tensorboard --logdir x > y 2>&1 & echo $! > pid', 'nvidia-smi -l 10 > y & disown']}",
+        "python: {activate: ['echo \"[global]', 'TIMEOUT = 60\" > pip.conf', 'apt-get install -qq x']}",
+        "env: {HF_HOME: ~/hf, TORCH_HOME: ~/.cache/torch, LD_LIBRARY_PATH: '/a;/b'}",
         "python: {activate: ['su-exec me x', 'dnf install --assumeyes gcc']}",
         "env: {NCCL_BUFFSIZE: '0x400000', NCCL_IB_TIMEOUT: ' 22'}",
         "python: {activate: ['export RANKS=2', 'nvidia-smi', 'sleep 5', 'tail -n 1 f', 'exit_code=0', 'watchman x']}",
@@ -411,6 +416,7 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
 )
 def test_what_is_usual_is_no_warning(line: str) -> None:
     assert not findings(spec(top=line))
+    assert not findings(spec(gpus=2, top="env: {CUDA_VISIBLE_DEVICES: '2,3'}"))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def check(job: HostsJob) -> Iterator[Conflict]:
         for name in host.env.keys() & {secret.name for secret in job.secrets}:
             problem, remedy = f"{name} is in secrets as well", "leave one of them out"
             yield Conflict((f"{field}.env.{name}",), problem, remedy)
-        yield from unwise.environment(host.env, f"{field}.env", bool(job.gpus(host)))
+        yield from unwise.environment(host.env, f"{field}.env", job.gpus(host))
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")
         yield from _gpus(job, host, field, on_nccl)
@@ -135,7 +135,7 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
     if gpus and procs > gpus:
         problem = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
         yield Conflict(fields, problem, f"write procs: {gpus}")
-    elif gpus > procs:
+    elif gpus > procs and not job.train.command:
         problem = f"{gpus - procs} of {gpus} GPUs of {host.name} stay idle"
         yield Conflict(fields, problem, f"write procs: {gpus}, one process per GPU", False)
 

@@ -53,6 +53,8 @@ _BARE = {"aws", "azure", "gcp"}
 _OF_A_CLUSTER = re.compile(
     r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
 )
+# A line that makes what a later one needs.
+_MAKES = re.compile(r"\b(clone|install|venv|create|wget|curl|rsync|cp)\s")
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
 _BEST_WITH_IMAGE = {"gcp", "nebius"}
 # Cloud → its machines with GPUs of NVIDIA, and some of those without any GPU.
@@ -78,7 +80,8 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     yield from _preemption(job)
     yield from _places(job)
     yield from _image(job)
-    if job.clouds <= _BARE and not (job.setup or job.image or job.extra):
+    made = any(_MAKES.search(line) for line in job.python.activate)
+    if job.clouds <= _BARE and not (job.setup or job.image or job.extra or made):
         yield from _python_of_a_new_machine(job)
         yield from _files_of_a_new_machine(job)
         if job.requirements and not job.locked:

@@ -242,7 +242,10 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         yield from container.check(environment_fields.container)
     environments, interpreter = _environments(job), job.python.interpreter
     chosen = [*environments]
-    inside = interpreter.startswith(tuple(f"{path.rstrip('/')}/" for path in environments.values()))
+    inside = any(
+        interpreter.startswith(f"{path.rstrip('/')}/") or f"/{path}/" in interpreter
+        for path in environments.values()
+    )
     if chosen and interpreter.startswith(("/", "~")) and not inside:
         problem = f"{interpreter} is a Python of its own, and not that of environment.{chosen[0]}"
         fields = ("python.interpreter", "python", f"environment.{chosen[0]}")
