@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import given_words
 from ddpgen.adopt.calls import Script, name_of, warning
-from ddpgen.adopt.own_script import saved_path
+from ddpgen.adopt.saves import saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

@@ -1,0 +1,214 @@
+"""The files that a training script saves, compared with the job's places and with `resume`."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ddpgen.adopt.arguments import option_values
+from ddpgen.adopt.calls import Script, constant, imported, name_of, text_of, warning
+from ddpgen.bundle import code
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# A script that calls one of these saves files.
+_SAVE_CALLS = frozenset([
+    "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
+    "async_save", "fit", "Trainer", "savez",
+])  # fmt: skip
+# Functions that write a checkpoint, and functions that read one. `fit` and `Trainer` do both, so they count as reads.
+_CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
+_CHECKPOINT_READS = frozenset([
+    "load", "safe_open", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
+])  # fmt: skip
+# A trainer, and a setting of it with which it saves nothing.
+_SWITCHED_OFF = (
+    ("TrainingArguments", "save_strategy", "no"),
+    ("Seq2SeqTrainingArguments", "save_strategy", "no"),
+    ("Trainer", "enable_checkpointing", "False"),
+)
+_MOST_NAMES = 5  # from which a path is made, one by the other
+_TRAINERS = ("Trainer", "Fabric")
+# Functions that give a file another name.
+_NAMES_ANEW = frozenset([
+    "replace", "rename", "renames", "move", "symlink", "symlink_to", "link", "hardlink_to", "copy", "copy2", "copyfile",
+    "copytree",
+])  # fmt: skip
+# Modules that save nothing by themselves.
+_PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
+
+
+def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
+    """Yield the likely faults of the script's checkpoints. `home`: the spec's directory."""
+    yield from _saves(script, job, home)
+    yield from _lost_saves(job, script)
+
+
+def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
+    yield from _switched_off(script)
+    resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
+    imports = imported(script.tree)
+    modules = [posixpath.join(folder, name) for name in sorted(imports)]
+    if "" in imports or any(
+        code.find(job.code, home, path) for name in modules for path in (name, f"{name}.py")
+    ):
+        return
+    writes = sorted(call.lineno for call in script.calls if _writes(call))
+    if writes and not _CHECKPOINT_READS & script.called.keys():
+        problem = f"{script.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
+        remedy = "load the newest checkpoint at the start, or write resume: scratch to start over each time"
+        if resume.begin == "auto" and not resume.exists:
+            yield warning("train.script", problem, remedy)
+    elif writes and resume.exists:
+        yield from _other_names(script, resume.exists)
+    elif not _SAVE_CALLS & script.called.keys() and imports <= _PLAIN_MODULES:
+        problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
+        remedy = "save a checkpoint now and then, and load it at the start"
+        yield warning("train.script", problem, remedy)
+
+
+def _switched_off(script: Script) -> Iterator[Conflict]:
+    """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
+    if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
+        return
+    trainers = [call for call in script.calls if name_of(call.func) in _TRAINERS]
+    off = [call for call in trainers if any(k.arg == "enable_checkpointing" for k in call.keywords)]
+    for call in script.calls if len(off) in (0, len(trainers)) else ():
+        for keyword in call.keywords:
+            setting = (name_of(call.func), keyword.arg, text_of(keyword.value))
+            if setting in _SWITCHED_OFF:
+                problem = f"{script.location(keyword.value)}: {keyword.arg}={ast.unparse(keyword.value)}: a kill or a stop loses all that was trained"
+                yield warning(
+                    "train.script", problem, "leave it out, so that checkpoints are saved"
+                )
+
+
+def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
+    """Yield a warning if the patterns name files, and the source shows that the script saves none of these."""
+    if _NAMES_ANEW & script.called.keys():
+        return
+    writes = [call for call in script.calls if name_of(call.func) in _CHECKPOINT_WRITES]
+    names = [posixpath.basename(saved_name(call, script)) for call in writes]
+    wanted = [posixpath.basename(pattern) for pattern in patterns]
+    shown = all(re.search(r"\w.*\.\w+$", name) for name in (*names, *wanted))
+    if shown and not any(_may_match(name, each) for name in names for each in wanted):
+        problem = f"matches none of the files that {script.name} saves, like {names[0]}"
+        yield warning("train.resume.exists", problem, f"write {names[0]}")
+
+
+def _may_match(name: str, pattern: str) -> bool:
+    """False if no file is both: each * in the name stands for a text that the source does not show."""
+    if re.search(r"[?[{]", pattern):
+        return True
+    begin, _, _ = name.partition("*")
+    _, _, end = name.rpartition("*")
+    wanted_begin, _, _ = pattern.partition("*")
+    _, _, wanted_end = pattern.rpartition("*")
+    if "*" not in name or "*" not in pattern:
+        return fnmatch(name, pattern) or fnmatch(pattern, name)
+    return (begin.startswith(wanted_begin) or wanted_begin.startswith(begin)) and (
+        end.endswith(wanted_end) or wanted_end.endswith(end)
+    )
+
+
+def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the first save into a working directory that is lost with its machine."""
+    if job.persists(job.train.workdir or "") or job.train.resume.exists:
+        return
+    if "chdir" in script.called or script.settings.keys() & option_values(job.train).keys():
+        return
+    below = _relative_places(job, script)
+    for call in script.calls:
+        name = saved_name(call, script)
+        first = _first_part(saved_path(call) or _output_dir(call))
+        if isinstance(first, ast.Attribute) and first.attr in below:
+            name = posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
+        elif output := _output_dir(call):
+            name = constant(output)
+        if name and not name.startswith(("/", "~", "*")):
+            problem = f"{script.location(call)} saves {name} into the working directory, which goes with the machine"
+            remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
+            yield warning("train.script", problem, remedy)
+            return
+
+
+def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:
+    """Return the arguments of the parser that are surely relative paths, by name."""
+    words = {each.value for each in ast.walk(script.tree) if isinstance(each, ast.Constant)}
+    short = any(re.match("-[A-Za-z]", str(word)) for word in job.train.args)
+    if "DDPGEN_CHECKPOINT_DIR" in words or short:
+        return {}
+    given, places = option_values(job.train), {}
+    for option, default in script.defaults.items():
+        value = given.get(option, constant(default))
+        if value and option not in script.changed and not re.match(r"[/~{$]|\w+://", value):
+            places[option] = value
+    return places
+
+
+def _output_dir(call: ast.Call) -> ast.expr | None:
+    """Return the directory that a call gives to a trainer of transformers; None for another call."""
+    if name_of(call.func) not in ("TrainingArguments", "Seq2SeqTrainingArguments"):
+        return None
+    return next(
+        (k.value for k in call.keywords if k.arg == "output_dir"), next(iter(call.args), None)
+    )
+
+
+def _first_part(path: ast.expr | None) -> ast.expr | None:
+    """Return the beginning of a path."""
+    match path:
+        case ast.Call(func=func, args=[first, *_]) if name_of(func) in ("join", "Path"):
+            return _first_part(first)
+        case ast.JoinedStr([ast.FormattedValue(first), *_]) | ast.BinOp(left=first):
+            return _first_part(first)
+    return path
+
+
+def saved_name(call: ast.Call, script: Script) -> str:
+    """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
+    path = saved_path(call)
+    text = _path_text(path, script, frozenset()) if path else ""
+    return text if text.strip("*/") else ""
+
+
+def saved_path(call: ast.Call) -> ast.expr | None:
+    """Return the path that this call saves; None for another call."""
+    return call.args[1] if _writes(call) and len(call.args) >= 2 else None
+
+
+def _writes(call: ast.Call) -> bool:
+    """True if the call writes a checkpoint. Pictures have a function `save` as well, with the path first."""
+    name, function = name_of(call.func), call.func
+    if call.args and isinstance(call.args[0], (ast.Constant, ast.JoinedStr)):
+        return False
+    if name == "save" and isinstance(function, ast.Attribute):
+        owner = name_of(function.value)
+        return owner in ("torch", "th", "accelerator") or len(call.args) + len(call.keywords) != 1
+    return name in _CHECKPOINT_WRITES
+
+
+def _path_text(path: ast.expr, script: Script, followed: frozenset[str]) -> str:
+    """Return a path as text; "" if the source does not show it. `followed`: the names that led here."""
+
+    def joined(separator: str, parts: Iterable[ast.expr]) -> str:
+        return separator.join(_path_text(part, script, followed) or "*" for part in parts)
+
+    match path:
+        case ast.Constant():
+            return constant(path)
+        case ast.Name(name) if name not in followed and len(followed) < _MOST_NAMES:
+            value = script.assigned.get(name) if script.is_fixed(name) else None
+            return _path_text(value, script, followed | {name}) if value else ""
+        case ast.JoinedStr(values):
+            return joined("", (v.value if isinstance(v, ast.FormattedValue) else v for v in values))
+        case ast.BinOp(ast.Name() | ast.Call() | ast.Attribute() as left, ast.Div(), right):
+            return joined("/", (left, right))
+        case ast.Call(function, args) if name_of(function) in ("join", "Path"):
+            return joined("/", args)
+    return ""
