@@ -93,7 +93,6 @@ MODULES = (
     requirement,
     rules,
     saves,
-    saves,
     shared_places,
     sky,
     slurm,
