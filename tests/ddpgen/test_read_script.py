@@ -356,6 +356,8 @@ PATTERNS = [
     ("'out/ckpt-[0-9]*.pt'", ""),
     ("'out/ckpt-[0-9][0-9][0-9][0-9][0-9].pt'", ""),
     ("out/ckpt-?????.pt", ""),
+    ("'out/[c]kpt-*.pt'", ""),
+    ("'out/{job}.pt'", ""),
     ("out/ckpt-12*.pt", ""),
     ("out/*.pt", ""),
     ("out/ckpt-7.pt", ""),
@@ -522,6 +524,32 @@ def test_words_are_not_divided_if_the_source_does_not_show_how(line: str, tmp_pa
 @pytest.mark.parametrize("args", READABLE)
 def test_an_argument_that_the_script_can_read(args: str, tmp_path: Path) -> None:
     assert told(tmp_path, CHOICES.replace('"files"', '"--files"'), args) == []
+
+
+ALIASES = """\
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--data-path", "--data_path", required=True)
+p.parse_args()
+m.save(m.load())
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (ALIASES, "{data_path: /d}"),
+        ("LR = 1\nglobals()[sys.argv[1]](*sys.argv[2:])\nm.save(m.load())\n", "[main, --lr, '1']"),
+        (
+            "@option('--where', default=('cuda'))\ndef f(): m.to('cuda')\nm.save(m.load())\n",
+            "{where: cpu}",
+        ),
+    ],
+)
+def test_arguments_that_the_script_reads_in_its_own_way(
+    text: str, args: str, tmp_path: Path
+) -> None:
+    assert told(tmp_path, text, args) == []
 
 
 MISSPELT = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
@@ -809,6 +837,13 @@ PROCESSES = [
     ("procs_per_node: 4", f"{_STATE}if 'RANK' not in os.environ: mp.spawn(main, nprocs=4)\n", "", ""),
     ("procs_per_node: 4", f"{_GROUP}{_ADDRESS}", "", ""),
     ("nodes: 4", f"{_GROUP}if 'RANK' not in os.environ:\n  {_ADDRESS}", "", ""),
+    ("nodes: 4", f"{_GROUP}def alone():\n  {_ADDRESS}if '--debug' in sys.argv:\n  alone()\n", "", ""),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}if alone:\n  torch.cuda.set_device(0)\n", "", ""),
+    (
+        "procs_per_node: 2\ngpus_per_node: 2",
+        f"{_PARSES}args = p.parse_args()\nargs.local_rank = rank()\ntorch.cuda.set_device(args.local_rank)\n",
+        "", "",
+    ),
     ("nodes: 4", f"{_GROUP}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", "", ""),
     ("gpus_per_node: 2", f"{_STATE}torch.cuda.set_device(0)\n", "", ""),
     ("procs_per_node: 2\ngpus_per_node: 2", f"import os\n{_STATE}os.environ['CUDA_VISIBLE_DEVICES'] = x\ntorch.cuda.set_device(0)\n", "", ""),
@@ -1132,6 +1167,13 @@ LOST = [
     (", guard: ckpt-*/DONE", "path", "train.guard", "to {checkpoint_dir}/ckpt-*"),
     ("", "'out/last.pt'", "train.script", "DDPGEN_CHECKPOINT_DIR"),
     ("", "0", "", ""),
+    ("", "b); im.save('x.png', 'PNG'", "", ""),
+    (
+        ", args: {out_dir: '{checkpoint_dir}'}",
+        "f'{out_dir}/x.pt')\nout_dir = 'out'\nglobals()[sys.argv[1]] = (1",
+        "",
+        "",
+    ),
     ("", "'x.pt'); os.chdir(d", "", ""),
     ("", "p); p = 'a'\nif x: p = '/b'\n(0", "", ""),
     ("", "1); f = lambda p: torch.save(m, p); p = 'a'; (0", "", ""),

@@ -419,6 +419,12 @@ def test_what_is_usual_is_no_warning(line: str) -> None:
     assert not findings(spec(gpus=2, top="env: {CUDA_VISIBLE_DEVICES: '2,3'}"))
 
 
+def test_a_command_may_use_more_gpus_than_it_has_processes() -> None:
+    train = "train: {command: [/opt/run.sh], resume: by-itself}\n"
+    assert not findings(f"name: a\ngpus_per_node: 8\n{train}")
+    assert not findings(f"name: a\ngpus_per_node: 8\n{train}targets: {{hosts: {{hosts: [a]}}}}\n")
+
+
 @pytest.mark.parametrize(
     ("train", "top"),
     [

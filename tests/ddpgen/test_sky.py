@@ -679,6 +679,11 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "python: {activate: [source ~/.bashrc, module load x || true]}",
         "rendezvous: {launcher: env}",
         "requirements: [torch==2.13.0], setup: mkdir /data",
+        "python: {activate: [python3 -m venv ~/v, source ~/v/bin/activate]}",
+        "requirements: ['torch==2.13.0+rocm6.2', -i https://x/whl/rocm6.2], gpus_per_node: 2, accelerators: 'MI300X:2'",
+        "requirements: [torch==2.13.0], gpus_per_node: 2, accelerators: 'V100:2', instance_type: n1-standard-8, infra: gcp",
+        "requirements: ['torch==2.13.0', 'mmcv @ https://x.org/whl/cpu/mmcv.whl'], gpus_per_node: 2, accelerators: 'A100:2'",
+        "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}",
     ],
 )
 def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:

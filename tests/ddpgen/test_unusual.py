@@ -534,6 +534,7 @@ nodes: 4
 nodes: 2 ;; procs_per_node: 2 ;; rendezvous: {launcher: env}
 limits: null
 setup: ["export A=b", "module purge"]
+dir: /tmp/x
 name: other ;; train: {steps: 10} ;; env: {A: 1.10}
 """,
     "slurm with a GPU": r"""
