@@ -103,7 +103,7 @@ def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
 
 def _may_match(name: str, pattern: str) -> bool:
     """False if no file is both: each * in the name stands for a text that the source does not show."""
-    if re.search(r"[[{]", pattern):
+    if re.search(r"[\[{]", pattern):
         return True
     begin, _, _ = name.partition("*")
     _, _, end = name.rpartition("*")
