@@ -51,7 +51,10 @@ class Script:
     @functools.cached_property
     def at_times(self) -> set[ast.AST]:
         """The nodes below a condition, and those of functions that are called below one."""
-        branches = [n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp))]
+        nodes = (n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp)))
+        branches = [
+            n for n in nodes if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))
+        ]
         below = {inner for branch in branches for inner in ast.walk(branch)}
         called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
         functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]

@@ -45,12 +45,19 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
     return draft.text(), draft
 
 
+# A directive, or srun where a command begins.
+_FOR_SLURM = re.compile(
+    r"^(#SBATCH|[ \t]*srun |[^#\n]*([;&|({\"'`=]|\b(then|do|else|exec|time|nohup|eval)|\w=\S*)[ \t]*srun )",
+    re.MULTILINE,
+)
+
+
 def _script(text: str, file: Path) -> Script:
     if shell := re.match(r"#!(?:\S*/)?(?:env +(?:-\S+ +)*)?(t?csh|fish)\b", text):
         raise SpecUnreadableError(f"{file}: is a script for {shell[1]}; give one for bash")
     kind: type[Script] = HandStarted
     default_field = None
-    if re.search(r"^(#SBATCH|(?![ \t]*echo\b)[^#\n]*\bsrun )", text, re.MULTILINE):
+    if _FOR_SLURM.search(text):
         kind, default_field = Batch, ("targets.slurm.requeues", 20)
     script = kind(Draft(str(file), default_field=default_field), str(file.resolve().parent))
     if other := re.search(r"^#(PBS|BSUB) ", text, re.MULTILINE):

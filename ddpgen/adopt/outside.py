@@ -16,6 +16,7 @@ from ddpgen.spec.rules import Conflict
 
 # Files that a program reads. Others may be left from a try by hand, and the program writes them.
 _READ = re.compile(r"\.(ya?ml|toml|ini|cfg|conf|py|sh|csv|jsonl|parquet|bin|txt)$")
+_WRITTEN = re.compile(r"out|log|save|result|export|write|dump", re.IGNORECASE)
 # Lines of bash that may run elsewhere than at the bundle, or may make the file first.
 _ELSEWHERE = re.compile(r"\b(echo|printf|cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
 
@@ -39,7 +40,7 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
     words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
     for field, word in words:
         path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
-        if _only_outside(path, job, home):
+        if _only_outside(path, job, home) and not _WRITTEN.search(field):
             inside = _inside(path, job, home)
             problem = f"{path} is there, and is not in code ({', '.join(job.code)})"
             remedy = "add it to code, or write the path that it has on the hosts"
@@ -85,7 +86,10 @@ def _lines(job: JobSpec, home: Path) -> Iterator[Conflict]:
                 continue
             problem = f"{word} is not in the bundle, where the line runs"
             remedy = "write the path that it has on the hosts, or add it to code"
-            if inside:
+            if field == "python.activate":
+                problem = f"{word} is another file, or none, where the line runs"
+                remedy = "write the path that it has on the hosts"
+            elif inside:
                 remedy = f"write code/{inside}"
             yield Conflict((f"{field}[{i}]", field), problem, remedy, fatal=False)
 

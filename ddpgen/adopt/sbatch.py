@@ -21,8 +21,11 @@ _SIZE_OPTIONS = frozenset([
 ])  # fmt: skip
 # Options of srun that count for the step alone, so that they replace those of the job.
 _OF_A_STEP = _SIZE_OPTIONS - {"nodes", "job-name", "chdir"}
-# Within a job these, and --mem=0, choose a part of it.
-_PART_OF_A_JOB = frozenset(["exclusive", "nodelist", "exclude"])
+# Within a job these, and --mem=0, choose a part of it or have no effect.
+_PART_OF_A_JOB = frozenset([
+    "exclusive", "nodelist", "exclude", "partition", "account", "qos", "reservation",
+])  # fmt: skip
+_TASKS = ("ntasks", "ntasks-per-node")
 _NEEDLESS_OPTIONS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
 # Options about a number of tasks that the spec's job does not have, and those that no script needs.
 _OTHER_TASKS = re.compile(
@@ -95,8 +98,21 @@ class Batch(Script):
                 step[name] = value, launch.line
         self._filled_once = not _OWN_NAME.search(" ".join(launch.prefix.words))
         if step:
-            self._size(step)
+            known = () if step.keys() & {*_TASKS} else _TASKS
+            tasks = {name: self.directives[name] for name in known if name in self.directives}
+            self._size(tasks | step)
             self.directives = {**step, **self.directives}
+        self._check_tasks(*{**self.directives, **step}.get("ntasks", ("", 0)))
+
+    def _check_tasks(self, tasks: str, line: int) -> None:
+        """Report a number of tasks that Slurm may divide among other nodes than the spec's."""
+        sizes = self.directives.keys() & {"nodes", "ntasks-per-node"}
+        elastic = "-" in self.directives.get("nodes", ("", 0))[0]
+        whole = elastic or _number(tasks) in (0, self.nodes * self.tasks)
+        if _number(tasks) > 1 and not (sizes and whole):
+            problem = f"--ntasks={tasks}, which Slurm may divide otherwise than {self.tasks} on each of {self.nodes} nodes"
+            remedy = "write nodes, procs_per_node and gpus_per_node"
+            self.draft.report_lost(line, problem, remedy)
 
     def _check_port(self, port: str, line: int) -> None:
         if self.directives.get("exclusive", ("shared", 0))[0]:
@@ -195,10 +211,6 @@ class Batch(Script):
             for name in ("ntasks", "ntasks-per-node", "cpus-per-gpu", "cpus-per-task")
         )
         self._count_nodes(options, -(-tasks // tasks_per_node) if tasks_per_node else 0)
-        if tasks > 1 and not {"nodes", "ntasks-per-node"} & (options.keys() | self.directives):
-            problem = f"--ntasks={tasks} without --nodes, for which Slurm takes as many as it needs"
-            remedy = "write nodes, procs_per_node and gpus_per_node"
-            self.draft.report_lost(options["ntasks"][1], problem, remedy)
         if tasks or tasks_per_node:
             self.tasks = tasks_per_node or max(1, tasks // self.nodes)
         self._count_gpus(options)

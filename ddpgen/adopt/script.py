@@ -64,6 +64,8 @@ class Script(Statements):
                 when = "before the launch" if launch.line < chosen[0].line else "after the job"
                 self.draft.report_lost(launch.line, launch.text, f"do it {when}")
         self._directory = self.shell.directory = chosen[0].directory
+        for name, value in chosen[0].prefix.env:
+            self._assign(name, value, True, chosen[0].line, chosen[0].text)
         self._activate(chosen[0])
         self._read_step(chosen[0])
         procs = self._launch(chosen[0])
@@ -185,8 +187,6 @@ class Script(Statements):
     def _launch(self, launch: Launch) -> int:
         """Put nodes, processes and the training script into the draft, and return the processes on a node."""
         draft, line, options = self.draft, launch.line, dict(launch.options)
-        for name, value in launch.prefix.env:
-            self._assign(name, value, True, line, launch.text)
         for problem, remedy in (*launch.prefix.lost, *launch.lost):
             draft.report_lost(line, problem, remedy)
         self._interpreter(launch)

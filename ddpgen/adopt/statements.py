@@ -95,6 +95,7 @@ class Statements:
         self._first = 1
         self._functions: dict[str, Node] = {}
         self._ports: set[str] = set()
+        self._on_hosts: set[str] = set()  # the variables that lines of python.activate set
         # The words in front of a shell that runs the statements, and its line.
         self._prefix, self._shell_line = Prefix(), 0
         self._readers = {
@@ -338,9 +339,10 @@ class Statements:
         elif is_known(text) or (secret and named == {name}):
             self.draft.variable(name, text if is_known(text) else "", line)
         elif (
-            parts and not secret and named <= {name, *expansion.OF_MACHINE}
+            parts and not secret and named <= {name, *expansion.OF_MACHINE, *self._on_hosts}
         ):  # such as PATH=$HOME/bin:$PATH
             del self.shell.variables[name]
+            self._on_hosts.add(name)
             export = f'export {name}="{plain(text)}"'
             self._activation(("export",), export, line)
         else:
@@ -408,7 +410,9 @@ class Statements:
 
     def _activation(self, words: Sequence[str], text: str, line: int) -> None:
         """Take a command that makes a Python usable. Report a relative path in it, which would begin elsewhere."""
-        self.activations.append(Activation(words, text, line, bool(self._prefix.container)))
+        # A limit that a host refuses is no reason to end the job.
+        kept = f"{text} || true" if words[0] == "ulimit" else text
+        self.activations.append(Activation(words, kept, line, bool(self._prefix.container)))
         is_submission = self.activates_in == SUBMISSION
         if words[0] in ("source", "."):
             # bash looks for a name such as `activate` on the PATH.

@@ -410,7 +410,8 @@ def _json_value(node: Scalar) -> Any:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
         raise Refused(
-            f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false'
+            f"YAML reads {text} as a truth value",
+            f'write true or false, or "{text}" in quotes for the text',
         )
     if tag not in ("int", "float"):
         raise Refused(f"is {describe(node)}", "write a plain value")

@@ -20,13 +20,14 @@ NOT_THERE = [
     (COMMAND.format("conf/a.yaml"), "train.command[1]", "on the hosts"),
     (SLURM.format("pip install -r sub/b.yaml"), "targets.slurm.setup", "write code/sub/b.yaml"),
     (SLURM.format("['true', 'cat conf/a.yaml']"), "targets.slurm.setup[1]", "not in the bundle"),
-    (ACTIVATE.format("source conf/a.yaml"), "python.activate", "not in the bundle"),
+    (ACTIVATE.format("source conf/a.yaml"), "python.activate", "another file, or none"),
     ("name: a\ncode: lone.py\ntrain: {script: lone.py}\n", "code", "imports inner"),
 ]  # fmt: skip
 THERE = [
     SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
     SCRIPT.format("args: {config: conf/a.yaml}, workdir: /work"),
     COMMAND.format("conf/none.yaml"),
+    SCRIPT.format("args: {results: conf/a.yaml}"),
     SCRIPT.format("args: {save: conf/model.pt, log: conf/train.log}"),
     SLURM.format("pip install -r code/sub/b.yaml"),
     SLURM.format("['cd /data', 'cat conf/a.yaml']"),
@@ -63,7 +64,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(spec: str) -> list[Fault]:
     """Return the findings of a spec about its files."""
-    words = ("not in code", "not in the bundle")
+    words = ("not in code", "not in the bundle", "another file")
     return [Fault.of(each) for each in findings(spec) if any(w in each.problem for w in words)]
 
 

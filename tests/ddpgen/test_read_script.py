@@ -817,6 +817,7 @@ PROCESSES = [
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
     ("nodes: 2", _TRAINS, "train.script", "each of 2 processes trains alone"),
     ("procs_per_node: 4", f"{_STATE}mp.spawn(main, nprocs=4)\n", "train.script", "t.py:3 starts 4 processes"),
+    ("procs_per_node: 4", f"{_STATE}if __name__ == '__main__':\n  mp.spawn(main, nprocs=4)\n", "train.script", "t.py:4 starts"),
     ("procs_per_node: 4", f"{_STATE}N = 2\nmp.spawn(main, nprocs=N)\n", "train.script", "t.py:4 starts 2 processes"),
     ("nodes: 4", f"{_GROUP}{_ADDRESS}", "train.script", "t.py:4: localhost"),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', init_method='tcp://localhost:23456')\n", "train.script", "t.py:3: tcp:"),

@@ -22,9 +22,9 @@ _RELATIVE = r"(?!(?:\./)?code(?:/|$)|[/~{]|docker-|oci|.*://)"
 _IN_BUNDLE = "is looked for in the bundle, which holds only files of code"
 _IMAGES = {
     "apptainer": (
+        (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
         (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
         (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
-        (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
         (r"(?:docker|oras)://(?:[^/]*[.:][^/]*/|(?![^/]*[.:][^/]*/))[^:@]*[A-Z][^@]*", "has a capital letter in the name of the image", "write it in lower case", True),
         (rf"(?!(?:{_FILE})$)(?:docker://)?([^#]+)#(.+)", "has the # of enroot", r"write docker://\1/\2", True),
         (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
@@ -93,3 +93,4 @@ def _misfits(
     for pattern, problem, remedy, fatal in misfits:
         if match := re.fullmatch(pattern, text):
             yield Conflict(fields, f"{show(text)} {problem}", match.expand(remedy), fatal)
+            return
