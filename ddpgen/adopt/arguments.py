@@ -65,6 +65,15 @@ def given_words(train: Train) -> Iterator[_Given]:
                 yield _Given(field, name[2:], None if following.startswith("--") else following)
 
 
+def numbered_words(train: Train) -> list[tuple[str, object]]:
+    """Return the values of `args` and the words of `command` behind the program, each with its field."""
+    args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
+    return [
+        *((f"train.args.{n}" if isinstance(n, str) else f"train.args[{n}]", v) for n, v in args),
+        *((f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)),
+    ]
+
+
 def option_values(train: Train) -> Mapping[str, str]:
     """Return the values of the options by name, with _ for -. A word without an option is its own name."""
     return {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddpgen.adopt import source
+from ddpgen.adopt.arguments import numbered_words
 from ddpgen.adopt.calls import imported, warning
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
@@ -31,14 +32,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the arguments that name such a file. The working directory holds the files of `code` alone."""
-    train = job.train
-    args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
-    words = [
-        (f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]", str(word))
-        for name, word in args
-    ]
-    words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
-    for field, word in words:
+    for field, value in numbered_words(job.train):
+        word = str(value)
         path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
         if _only_outside(path, job, home) and not _WRITTEN.search(field):
             inside = _inside(path, job, home)

@@ -94,15 +94,9 @@ def _words(train: Train) -> Iterator[Conflict]:
 def _for_a_shell(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield a warning for each word that a shell would fill in, if nothing else surely does so."""
     train = job.train
-    args = train.args.items() if isinstance(train.args, Mapping) else enumerate(train.args)
-    words = [
-        (f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]", value)
-        for name, value in args
-    ]
-    words += [(f"train.command[{i}]", word) for i, word in enumerate(train.command[1:], 1)]
     unfilled = [
         (field, match)
-        for field, word in words
+        for field, word in arguments.numbered_words(train)
         if isinstance(word, str) and (match := _FOR_A_SHELL.search(word))
     ]
     if train.command and unfilled:
