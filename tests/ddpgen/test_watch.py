@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ddpgen.cli.verbosity import begin
 from ddpgen.driver import state
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import watch
@@ -142,6 +143,7 @@ def test_in_a_pipe_there_is_a_line_for_each_change(
             raise answer
         return answer
 
+    begin()  # so that messages go to stderr, whatever an earlier test has set up
     watch.watch(ask, "gpt on slurm", 10)
     out, err = capsys.readouterr()
     assert out.splitlines() == [
