@@ -101,6 +101,7 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
             option = options.long.get(name)
             if name not in args and not any(each is option for each in given if option):
                 remedy = "add it; a list of words can say positional ones"
+                remedy = _READ_LOCAL_RANK if f"--{name}" in _LOCAL_RANK else remedy
                 yield warning("train.args", f"{script.name} wants {name}", remedy)
     elif options.arguments and not faults and "--" not in args:
         yield from _of_words(args, script, options)

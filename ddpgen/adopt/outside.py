@@ -1,4 +1,4 @@
-"""Names files that are near the spec and not in `code`. No process of the job finds them, because only the files of `code` travel."""
+"""Names files that lie near the spec and outside of `code`. No process of the job finds them: only `code` travels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ddpgen.adopt import source
 from ddpgen.adopt.arguments import numbered_words
 from ddpgen.adopt.calls import imported, warning
 from ddpgen.bundle import code
+from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -68,8 +69,7 @@ def _inside(path: str, job: JobSpec, home: Path) -> str:
 
 def _lines(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the lines of bash that name such a file. They run in the bundle, whose files are in code/."""
-    lists = {"setup": getattr(job, "setup", ()), "python.activate": job.python.activate}
-    for field, lines in lists.items():
+    for field, lines in lists_of(job).items():
         if _ELSEWHERE.search("\n".join(lines)):
             continue
         for i, word in ((i, word) for i, line in enumerate(lines) for word in _split(line)):

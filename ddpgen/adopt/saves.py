@@ -125,7 +125,8 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
     below = _relative_places(job, script)
     for call in script.calls:
         name = saved_name(call, script)
-        first = _first_part(saved_path(call) or _output_dir(call))
+        path = saved_path(call) or _output_dir(call)
+        first = parts_of(path)[0] if path else None
         if isinstance(first, ast.Attribute) and first.attr in below:
             name = posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
         elif output := _output_dir(call):
@@ -160,14 +161,17 @@ def _output_dir(call: ast.Call) -> ast.expr | None:
     )
 
 
-def _first_part(path: ast.expr | None) -> ast.expr | None:
-    """Return the beginning of a path."""
+def parts_of(path: ast.expr) -> list[ast.expr]:
+    """Return the parts that a path is joined from. The first one is itself no joined path."""
     match path:
-        case ast.Call(func=func, args=[first, *_]) if name_of(func) in ("join", "Path"):
-            return _first_part(first)
-        case ast.JoinedStr([ast.FormattedValue(first), *_]) | ast.BinOp(left=first):
-            return _first_part(first)
-    return path
+        case ast.Call(func=func, args=[first, *rest]) if name_of(func) in ("join", "Path"):
+            return [*parts_of(first), *rest]
+        case ast.BinOp(first, ast.Div() | ast.Add(), right):
+            return [*parts_of(first), right]
+        case ast.JoinedStr([first, *rest]):
+            inner = [v.value if isinstance(v, ast.FormattedValue) else v for v in (first, *rest)]
+            return [*parts_of(inner[0]), *inner[1:]]
+    return [path]
 
 
 def saved_name(call: ast.Call, script: Script) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import given_words
 from ddpgen.adopt.calls import Script, name_of, warning
-from ddpgen.adopt.saves import saved_path
+from ddpgen.adopt.saves import parts_of, saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -28,15 +28,14 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
              for point in job.points.values() for word in point.words}  # fmt: skip
     path = source.python_file(job, home)
     tree = source.parsed(path, "") if path else None
-    shown: set[str] | None = None
-    if path and isinstance(tree, ast.Module):
-        shown = _saved_below(Script(path.name, tree))
-        shown = set() if _APART.search(path.read_bytes()) else shown
+    if path is None or not isinstance(tree, ast.Module) or _APART.search(path.read_bytes()):
+        return
+    shown = _saved_below(Script(path.name, tree))
     for field, option, value, _ in given_words(job.train):
         name, value = option.replace("-", "_"), value or ""
         if not value.startswith(("/", "~")) or "{array_index}" in value:
             continue
-        if name in (shown or ()) and name not in swept:
+        if name in shown and name not in swept:
             tasks, remedy = "tasks of the array", "write {array_index} in it"
             if job.points:
                 tasks, remedy = "points of the sweep", "have the script save to {checkpoint_dir}"
@@ -44,26 +43,12 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
             yield warning(field, problem, f"{remedy}, which each has for itself")
 
 
-def _saved_below(script: Script) -> set[str] | None:
-    """Return the arguments below which all saves go, each with a constant name; None if the source shows no path."""
+def _saved_below(script: Script) -> set[str]:
+    """Return the arguments below which the script saves files with constant names."""
     paths = [path for call in script.calls if (path := saved_path(call)) is not None]
     below = {
         name_of(first)
-        for first, *rest in map(_parts, paths)
+        for first, *rest in map(parts_of, paths)
         if isinstance(first, ast.Attribute) and all(isinstance(p, ast.Constant) for p in rest)
     }
-    return below - script.changed if paths else None
-
-
-def _parts(path: ast.expr) -> list[ast.expr]:
-    """Return the parts that a path is joined from."""
-    match path:
-        case ast.Call(func=func, args=[_, *_] as args) if name_of(func) == "join":
-            return args
-        case ast.JoinedStr(values):
-            return [v.value if isinstance(v, ast.FormattedValue) else v for v in values]
-        case ast.BinOp(left, ast.Div() | ast.Add(), right):
-            return [*_parts(left), right]
-        case ast.Call(func=func, args=[only]) if name_of(func) == "Path":
-            return [only]
-    return [path]
+    return below - script.changed

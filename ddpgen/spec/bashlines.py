@@ -107,13 +107,18 @@ _GUARDS = re.compile(r"\b(if|case|for|while|rm|test|trap)\b|\[|\|\||&&|set \+e|c
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return the warnings about the job's lines of bash."""
-    lists = {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
+    lists = lists_of(job)
     return chain(
         *(_lines(field, entries) for field, entries in lists.items()),
         _exports(job),
         _lost(lists["setup"]),
         _once(lists["setup"]) if job.persists("/") else (),
     )
+
+
+def lists_of(job: JobSpec) -> dict[str, Sequence[str]]:
+    """Return the job's lines of bash, by their fields."""
+    return {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
 
 
 def _each(field: str, entries: Sequence[str]) -> Iterator[tuple[tuple[str, str], str]]:

@@ -54,8 +54,8 @@ _VALUES: Mapping[str, tuple[str, re.Pattern[str], Sequence[str]]] = {
     "TORCH_DISTRIBUTED_DEBUG": ("torch", re.compile("OFF|INFO|DETAIL", re.IGNORECASE), ("OFF", "INFO", "DETAIL")),
     "PYTHONHASHSEED": ("Python", re.compile("(random|0*([0-9]{1,9}|[1-3][0-9]{9}|4[0-2][0-9]{8}))?"), ("random", "0")),
     "PYTHONUTF8": ("Python", re.compile("[01]?"), ("0", "1")),
-    "PYTHONTRACEMALLOC": ("Python", re.compile("[0-9]{0,4}"), ("1",)),
-    "PYTHONINTMAXSTRDIGITS": ("Python", re.compile("0*|[1-9][0-9]{3,8}|[7-9][0-9]{2}|6[4-9][0-9]"), ("0", "4300")),
+    "PYTHONTRACEMALLOC": ("Python", re.compile("0*([0-9]{0,4}|[1-6][0-9]{4})"), ("1",)),
+    "PYTHONINTMAXSTRDIGITS": ("Python", re.compile("0*([1-9][0-9]{3,9}|[7-9][0-9]{2}|6[4-9][0-9])?"), ("0", "4300")),
     "PYTHONMALLOC": ("Python", re.compile("(default|(malloc|pymalloc|mimalloc)(_debug)?|debug)?"), ("malloc", "pymalloc", "debug")),
 }  # fmt: skip
 RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES

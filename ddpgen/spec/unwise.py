@@ -45,8 +45,9 @@ _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 # A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
-# Words of a program that show a place of its own for what it saves: not a path in the working directory, nor a seed.
-_SAVES_TO = re.compile(r"^--?(out|save[_-](dir|path|to))", re.MULTILINE)
+# The options that a sweep gives a place of its own for each point.
+_SAVES_TO = re.compile(r"^--?(out(put)?|save)([_-]?(dir|path|to))?(?=[=\s]|$)", re.MULTILINE)
+# Words of a program that name a place of its own. A path in the working directory and a seed are none.
 _OWN_PLACE = re.compile(
     r"\{checkpoint_dir\}|^--?(run|exp)|^--?(out|save[_-](dir|path|to))[\w.-]*([=\n][/~${]|.*://)"
     r"|^(?!--?([\w-]*[_-])?seed=).*(?<!seed\n)\{array_index\}",
@@ -195,7 +196,7 @@ def _too_late(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterator[C
 
 def _tokens(job: JobSpec) -> Iterator[Conflict]:
     args = job.train.args
-    lists = {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
+    lists = bashlines.lists_of(job)
     texts: list[tuple[tuple[str, ...], str]] = []
     if isinstance(args, Mapping):
         texts += [((f"train.args.{name}",), str(value)) for name, value in args.items()]

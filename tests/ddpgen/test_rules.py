@@ -409,7 +409,7 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "env: {NCCL_BUFFSIZE: '0x400000', NCCL_IB_TIMEOUT: ' 22'}",
         "python: {activate: ['export RANKS=2', 'nvidia-smi', 'sleep 5', 'tail -n 1 f', 'exit_code=0', 'watchman x']}",
         "env: {CUDA_VISIBLE_DEVICES: ''}",
-        "env: {PYTHONUTF8: '1', PYTHONMALLOC: malloc_debug, PYTHONTRACEMALLOC: 5, PYTHONINTMAXSTRDIGITS: 640}",
+        "env: {PYTHONUTF8: '1', PYTHONMALLOC: malloc_debug, PYTHONTRACEMALLOC: 20000, PYTHONINTMAXSTRDIGITS: 2000000000}",
         "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
         "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",
     ],

@@ -118,8 +118,8 @@ def inspect_network(settings: Settings, resolve: Resolve) -> Network:
         and not settings.nic
         and address != head
     ):
-        # This host is the head, but its name resolves to an address that no interface has. The interface would be that of
-        # the route to the peer, but the peer's name does not resolve. Report the name.
+        # This host is the head, but its name resolves to an address that no interface has. The route to the
+        # peer would show the interface, but the peer's name does not resolve. Report the name.
         interface, address, interface_error = "", "", unknown_peer
     return Network(
         interfaces, {each.name: kind(each.name) for each in interfaces}, head, peer, own_address, unresolved, route_source,

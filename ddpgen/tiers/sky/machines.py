@@ -218,9 +218,8 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
     """Yield a warning for each file of the job that nothing brings to the machine."""
     args, bucket = job.train.args, f"{job.bucket.path}/" if job.bucket else "/checkpoints/"
     data = args.get("text") if isinstance(args, Mapping) and job.train.workload == "gpt" else None
-    files = {"train.script": job.train.script, "train.args.text": data}
-    for field, path in ((field, str(path or "")) for field, path in files.items()):
-        if path.startswith(("/", "~")) and not path.startswith(bucket):
+    for field, path in {"train.script": job.train.script, "train.args.text": data}.items():
+        if str(path).startswith(("/", "~")) and not str(path).startswith(bucket):
             problem = f"{path} is on no new machine, and nothing brings it there"
             remedy = "write a path in code, or mount the file by targets.sky.extra"
             yield Conflict((field,), problem, remedy, False)
