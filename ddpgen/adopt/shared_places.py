@@ -25,7 +25,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     if not job.points and _ONE_AT_A_TIME.fullmatch(indices):
         return
     swept = {re.split("[ =]", word)[0].strip("-").replace("-", "_")
-             for point in job.points.values() for word in point.words}  # fmt: skip
+             for point in job.points.values() for word in point.args}  # fmt: skip
     path = source.python_file(job, home)
     tree = source.parsed(path, "") if path else None
     if path is None or not isinstance(tree, ast.Module) or _APART.search(path.read_bytes()):

@@ -242,10 +242,14 @@ class Train:
 
 
 class PointProgram(NamedTuple):
-    """The words that one point of a sweep adds to the program, and an id of the point's whole program."""
+    """The words that one point of a sweep adds to the program, and an id of the point's whole program.
+
+    `args`: its words of `train.args`, known before the program is planned.
+    """
 
     words: tuple[str, ...] = ()
     id: str = ""
+    args: tuple[str, ...] = ()
 
 
 class Machine(NamedTuple):

@@ -237,7 +237,7 @@ def _saves_elsewhere(job: JobSpec) -> bool:
     train = job.train
     args = train.args.items() if isinstance(train.args, Mapping) else (("", a) for a in train.args)
     words = [f"--{name}={value}" if name else str(value) for name, value in args]
-    swept = "\n".join(word for point in job.points.values() for word in point.words)
+    swept = "\n".join(word for point in job.points.values() for word in point.args)
     return bool(_SAVES_TO.search(swept)) or bool(
         _OWN_PLACE.search("\n".join([*words, *train.command, *train.resume.exists]))
     )

@@ -54,12 +54,26 @@ def read(tree: SpecTree) -> dict[str, Reading]:
 
 
 def _whole(points: Mapping[str, Reading], tree: SpecTree) -> Reading:
-    names = dict.fromkeys(points, PointProgram())
+    args = _own({name: _arguments(reading.job) for name, reading in points.items()})
+    programs = {name: PointProgram(args=own) for name, own in args.items()}
     points = {
-        name: reading._replace(job=replace(reading.job, points=names))
+        name: reading._replace(job=replace(reading.job, points=programs))
         for name, reading in points.items()
     }
     return next(iter(points.values()))._replace(points=points, whole=tree)
+
+
+def _arguments(job: JobSpec) -> list[str]:
+    args = job.train.args
+    if isinstance(args, Mapping):
+        return [f"--{name}={value}" for name, value in args.items()]
+    return [*args]
+
+
+def _own(words: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the words of each point that not all points have."""
+    shared = set.intersection(*map(set, words.values()))
+    return {name: tuple(w for w in each if w not in shared) for name, each in words.items()}
 
 
 def in_container(reading: Reading, path: str) -> Reading:
@@ -104,11 +118,8 @@ def programmed(reading: Reading) -> JobSpec:
         name: [str(word) for word in tier.plan(point.job).command.program]
         for name, point in reading.points.items()
     }
-    shared = set.intersection(*map(set, programs.values()))
-    points = {
-        name: PointProgram(tuple(word for word in words if word not in shared), _id(words))
-        for name, words in programs.items()
-    }
+    own = _own(programs)
+    points = {name: PointProgram(own[name], _id(words)) for name, words in programs.items()}
     return replace(reading.job, points=points)
 
 

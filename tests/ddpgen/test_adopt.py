@@ -939,16 +939,19 @@ def test_a_variable_of_the_machine_is_kept(
     [
         ("#SBATCH -n 8 --gpus-per-task=1\nsrun -N 2 python train.py\n", (2, 4)),
         ("echo hi; srun -N 2 --ntasks-per-node=4 --gres=gpu:4 python train.py\n", (2, 4)),
-        ("#SBATCH -N 2 -p gpu\nsrun -p debug --ntasks-per-node=4 python train.py\n", (2, 4)),
+        ("#SBATCH -N 2\nsrun -p debug --ntasks-per-node=4 python train.py\n", (2, 4)),
+        ("#SBATCH -N 2-4 -n 4 --ntasks-per-node=2\nsrun python train.py\n", (4, 2)),
+        ("#SBATCH -N 2 --ntasks-per-node=2\nsrun -N 2 python train.py\n", (2, 2)),
     ],
 )
 def test_sizes_of_a_job_and_its_step(
     text: str, size: tuple[int, int], run: Run, tmp_path: Path
 ) -> None:
-    out, _ = spec_of(run, tmp_path, text)
+    out, err = spec_of(run, tmp_path, text)
     job: Any = read(out.encode(), "a")["slurm"].job
     assert (int(job.nodes), job.procs_per_node) == size
-    assert job.partition in (None, "gpu")
+    assert job.partition is None
+    assert not any(f"not carried over: {each}" in err for each in ("--ntasks", "srun --nodes"))
 
 
 def test_options_without_a_field_go_into_extra(run: Run, tmp_path: Path) -> None:

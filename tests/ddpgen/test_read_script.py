@@ -572,6 +572,8 @@ def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
         'wants --local_rank; no value is right for all processes: have it read int(os.environ["LOCAL_RANK"])'
         in local.text
     )
+    found = told(tmp_path, rank, "{config: a.json, data: x}")
+    assert any("wants local_rank; no value is right" in each.text for each in found)
     (of_resume,) = told(tmp_path, PARSER, "[a.json]\n  resume: {exists: x, args: [y, --dta=1]}")
     assert of_resume.where == "train.resume.args[1]"
     assert "data?" in of_resume.text
@@ -1193,6 +1195,10 @@ LOST = [
             ("", "os.path.join(a.out, 'x.pt')); p.add_argument('--out', default='out'"),
             (", args: {out: x}", "f'{a.out}/{e}.pt'); p.add_argument('--out'"),
             ("", "Path('out') / 'x.pt'"),
+            (
+                "",
+                "os.path.join(os.path.join(a.out, 'd'), 'x.pt')); p.add_argument('--out', default='out'",
+            ),
             ("", "b); TrainingArguments(output_dir='out'"),
             (
                 ", args: {output_dir: x}",

@@ -684,6 +684,7 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "requirements: [torch==2.13.0], gpus_per_node: 2, accelerators: 'V100:2', instance_type: n1-standard-8, infra: gcp",
         "requirements: ['torch==2.13.0', 'mmcv @ https://x.org/whl/cpu/mmcv.whl'], gpus_per_node: 2, accelerators: 'A100:2'",
         "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}",
+        "requirements: [torch==2.13.0], train: {args: {text: /checkpoints/x.txt}}",
     ],
 )
 def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:

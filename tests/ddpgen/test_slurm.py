@@ -354,6 +354,7 @@ WARNED = [
         "9:44 targets.slurm.python",
         "not that of environment.conda",
     ),
+    ("dir: /tmp/x", "9:16 targets.slurm.dir", "without login"),
     ("environment: {venv: ~/v}, python: ~/v/bin/python3", "", ""),
     ("environment: {conda: t}, python: /opt/envs/t/bin/python", "", ""),
     ("setup: torchrun prepare.py", "", ""),
@@ -469,6 +470,11 @@ def test_what_is_hardly_meant_is_a_warning(slurm: str, where: str, word: str) ->
     assert [Fault.of(finding).where for finding in told] == ([where] if where else [])
     assert not any(finding.fatal for finding in told)
     assert all(word in Fault.of(finding).text for finding in told)
+
+
+def test_an_image_has_one_fault() -> None:
+    (finding,) = findings(on_slurm("environment: {container: torch.def}"))
+    assert "builds an image from" in finding.problem
 
 
 NOTATIONS = [

@@ -190,6 +190,23 @@ def with_workdir(train: str, top: str) -> str:
     return f"name: a\ntrain: {{script: /t.py, {train}}}\nsweep: {{train.args.lr: [1, 2]}}\n{top}\n"
 
 
+@pytest.mark.parametrize(("swept", "told_of"), [("outer_lr: [1, 2]", 1), ("out: [/a, /b]", 0)])
+def test_a_sweep_over_places_needs_no_directory_for_each_point(swept: str, told_of: int) -> None:
+    text = f"name: a\ntrain: {{script: /t.py, workdir: /w}}\nsweep: {{train.args.{swept}}}\n"
+    assert len([line for line in errors(text) if "all points of the sweep" in line]) == told_of
+
+
+@pytest.mark.parametrize(("swept", "told_of"), [("out: [/s/a, /s/b]", 0), ("lr: [1, 2]", 1)])
+def test_a_place_that_each_point_has_for_itself(
+    swept: str, told_of: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text('torch.save(torch.load(p), f"{args.out}/ckpt.pt")\n')
+    train = "train: {script: t.py, args: {out: /s/out, lr: 1}}"
+    lines = errors(f"name: a\ncode: t.py\n{train}\nsweep: {{train.args.{swept}}}\n")
+    assert len([line for line in lines if "one place for all points" in line]) == told_of
+
+
 @pytest.mark.parametrize(("train", "top", "word"), WORKDIRS)
 def test_a_working_directory_of_all_points_is_a_warning(train: str, top: str, word: str) -> None:
     lines = errors(with_workdir(train, top))
