@@ -47,7 +47,7 @@ _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
 # The options that a sweep gives a place of its own for each point.
 _SAVES_TO = re.compile(r"^--?(out(put)?|save)([_-]?(dir|path|to))?(?=[=\s]|$)", re.MULTILINE)
-# Words of a program that name a place of its own. A path in the working directory and a seed are none.
+# Words of a program that name a place of its own. A path in the working directory and a seed do not count.
 _OWN_PLACE = re.compile(
     r"\{checkpoint_dir\}|^--?(run|exp)|^--?(out|save[_-](dir|path|to))[\w.-]*([=\n][/~${]|.*://)"
     r"|^(?!--?([\w-]*[_-])?seed=).*(?<!seed\n)\{array_index\}",
