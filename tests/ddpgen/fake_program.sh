@@ -6,9 +6,8 @@
 # shellcheck disable=SC1090,SC2129,SC2209 # what it is told to do is a file of the test's
 state=${0%/*}/../answers
 name=${0##*/}
-printf '%s' "$name" >>"$state/calls"
-printf ' %q' "$@" >>"$state/calls"
-printf '\n' >>"$state/calls"
+words=$(printf ' %q' "$@")
+printf '%s\n' "$name$words" >>"$state/calls" # in one piece: several may be asked at once
 case "$name ${1:-}" in
   "sky --version") name=version ;;
   "sky "*) name=${2:-} ;;
