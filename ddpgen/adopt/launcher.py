@@ -31,11 +31,12 @@ _TOOLS = frozenset([
     "pip", "venv", "virtualenv", "ensurepip", "pytest", "site", "compileall", "json.tool", "http.server", "nltk.downloader",
     "torch.utils.collect_env", "tensorboard.main",
 ])  # fmt: skip
-_PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "numactl", "setsid")
-_PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e"), "numactl": (
-    "-N", "-C", "-m", "-i", "-p", "-c", "--cpunodebind", "--physcpubind", "--membind", "--interleave", "--preferred",
-    "--cpubind",
-)}  # fmt: skip
+_PREFIXES = ("exec", "time", "nohup", "env", "command", "stdbuf", "nice", "setsid")
+_PREFIX_VALUES = {"nice": ("-n",), "stdbuf": ("-i", "-o", "-e")}
+# Programs in front of a launcher that the spec's job runs without, and the remedies.
+_LOST_PREFIXES = {"timeout": "write targets.slurm.time"} | dict.fromkeys(
+    ("numactl", "taskset", "chrt", "ionice", "nsys", "ncu"), ""
+)
 # Options of srun and sbatch. A letter or another name stands for the same option in both.
 SLURM_SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
@@ -83,7 +84,9 @@ _COMMANDS = (
     "sh",
     "apptainer",
     "singularity",
-    "uv",
+    *_PREFIXES,
+    *_LOST_PREFIXES,
+    *_ENVIRONMENT_RUNNERS,
 )
 _LOCAL_RANK = (
     "--local-rank=N, which torch.distributed.launch adds to the arguments of each process",
@@ -169,8 +172,8 @@ def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
             prefix = _apptainer(prefix, rest)
         elif name in _ENVIRONMENT_RUNNERS and rest[1:2] == ["run"]:
             prefix = _environment(prefix, rest)
-        elif name == "timeout" and (at := _launcher_in(rest)):
-            lost = f"timeout {' '.join(rest[1:at])}", "write targets.slurm.time"
+        elif name in _LOST_PREFIXES and (at := _launcher_in(rest)):
+            lost = " ".join([name, *rest[1:at]]), _LOST_PREFIXES[name]
             prefix = prefix._replace(lost=(*prefix.lost, lost))
             del rest[:at]
         elif not is_known(rest[0]) and _launcher_in(rest):
@@ -181,9 +184,9 @@ def prefixed(words: Sequence[str], outer: Prefix) -> tuple[Prefix, list[str]]:
 
 
 def _launcher_in(words: Sequence[str]) -> int:
-    """Return the index of the first word that is a launcher, Python, srun or a shell; 0 for none."""
+    """Return the index of the first word behind words[0] that may begin a launch; 0 for none."""
     names = [re.sub(r"[0-9.]+$", "", posixpath.basename(word)) for word in words]
-    return next((i for i, name in enumerate(names) if name in _COMMANDS), 0)
+    return next((i for i, name in enumerate(names) if i and name in _COMMANDS), 0)
 
 
 def _srun(prefix: Prefix, rest: list[str]) -> Prefix:

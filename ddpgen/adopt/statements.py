@@ -42,6 +42,8 @@ _STARTS = re.compile(r"torchrun|accelerate launch|torch\.distributed|python\S* \
 _BY_ITSELF = re.compile(
     r"scontrol requeue\b|trap ['\"]?(\w+|.*scontrol requeue.*)['\"]? (SIG)?USR[12]$"
 )
+# A redirection that writes no file.
+_NO_FILE = re.compile(r">&\s*[12]$|/dev/null$")
 _BLOCK = "a condition, a loop or a function"
 _SIMPLE = ("command", "declaration_command", "variable_assignment", "unset_command")
 
@@ -142,6 +144,9 @@ class Statements:
     def _redirected(self, node: Node, operator: str) -> None:
         if self._read_text(node):
             return
+        if source(node.named_children[0]) == "exec":
+            self._lost(node, operator)
+        launches = len(self.launches)
         for child in node.named_children:
             if child.type == "heredoc_redirect":  # another command may stand behind it
                 for other in child.named_children:
@@ -149,6 +154,8 @@ class Statements:
                         self._statement(other, operator)
             elif not child.type.endswith("_redirect"):
                 self._statement(child, operator)
+            elif self.launches[launches:] and not _NO_FILE.search(source(child)):
+                self.draft.report_lost(self._line(child), source(child))
 
     def _read_text(self, node: Node) -> bool:
         """Take the text of `read -r -d '' NAME <<EOF`. Return False for another statement."""

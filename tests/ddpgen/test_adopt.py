@@ -670,6 +670,7 @@ def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Pat
     for words, forms in {
         ":6: not carried over: uv run --with wandb --no-sync;": ["uv"],
         ":6: not carried over: timeout -k 5 23h;": ["timeout"],
+        ":6: not carried over: numactl --interleave=all\n": ["numactl"],
         ":6: not carried over: $MORE;": ["words that only a machine knows"],
         ":6: not carried over: $OPTIONS;": ["words that only a machine knows"],
     }.items():
@@ -801,6 +802,13 @@ def test_a_launcher_named_by_its_path(
         ("srun torchrun train.py\necho ) x", ":7: not carried over: ) and what follows, which is no bash"),
         ("srun torchrun --nnodes=1:$N train.py", ":6: not carried over: --nnodes=1:$N; the spec's job has 2 nodes"),
         ("A[0]=1\nsrun torchrun train.py", ":6: not carried over: A[0]=1"),
+        ("exec > log 2>&1\nsrun torchrun train.py", ":6: not carried over: exec > log 2>&1"),
+        ("srun torchrun train.py > log 2>&1", ":6: not carried over: > log"),
+        ("(srun torchrun train.py) &>> log", ":6: not carried over: &>> log"),
+        ("srun bash -c 'torchrun train.py < in'", ":6: not carried over: < in"),
+        ("srun numactl -N 0 torchrun train.py", ":6: not carried over: numactl -N 0"),
+        ("taskset -c 0-7 timeout 3h srun torchrun train.py", ":6: not carried over: taskset -c 0-7"),
+        ("srun nsys profile -o x uv run torchrun train.py", ":6: not carried over: nsys profile -o x"),
     ],
 )  # fmt: skip
 def test_what_is_dropped_is_named(text: str, told: str, run: Run, tmp_path: Path) -> None:
@@ -874,6 +882,7 @@ def test_an_option_of_srun_that_is_dropped_is_named(
 @pytest.mark.parametrize(
     "lines",
     [
+        "srun torchrun train.py 2>&1 >/dev/null",
         "set -euo pipefail\nsrun torchrun train.py | tee log",
         "srun torchrun train.py |& tee log\nexit ${PIPESTATUS[0]}",
         "srun torchrun train.py || exit 1",
@@ -888,6 +897,7 @@ def test_what_is_no_trap(lines: str, run: Run, tmp_path: Path) -> None:
     _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{lines}\n")
     told = [line for line in err.splitlines() if ": trap: " in line and "CPU" not in line]
     assert told == []
+    assert "/dev/null" not in err
 
 
 PARTS = [
