@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ddpgen.adopt.arguments import option_values
+from ddpgen.adopt.arguments import given_words, option_values
 from ddpgen.adopt.calls import Script, constant, imported, name_of, text_of, warning
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
@@ -32,6 +32,9 @@ _SWITCHED_OFF = (
     ("Seq2SeqTrainingArguments", "save_strategy", "no"),
     ("Trainer", "enable_checkpointing", "False"),
 )
+# Parsers that read the words of the command line into settings of transformers' trainer, and the names of these settings.
+_SETTINGS_PARSERS = frozenset(["HfArgumentParser", "TrlParser"])
+_SETTINGS = re.compile(r"\w*TrainingArguments|(SFT|DPO|GRPO|KTO|PPO|Reward)Config")
 _MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
 # Functions that give a file another name.
@@ -50,7 +53,7 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
 
 
 def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
-    yield from _switched_off(script)
+    yield from _switched_off(script, job)
     resume, folder = job.train.resume, posixpath.dirname(job.train.user_file)
     imports = imported(script.tree)
     modules = [posixpath.join(folder, name) for name in sorted(imports)]
@@ -72,10 +75,14 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield warning("train.script", problem, remedy)
 
 
-def _switched_off(script: Script) -> Iterator[Conflict]:
+def _switched_off(script: Script, job: JobSpec) -> Iterator[Conflict]:
     """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
     if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
         return
+    field, value = _trainer_settings(script, job).get("save_strategy", ("", ""))
+    if value == "no":
+        problem = f"has {script.name} save nothing: a kill or a stop loses all that was trained"
+        yield warning(field, problem, "leave it out, so that checkpoints are saved")
     trainers = [call for call in script.calls if name_of(call.func) in _TRAINERS]
     off = [call for call in trainers if any(k.arg == "enable_checkpointing" for k in call.keywords)]
     for call in script.calls if len(off) in (0, len(trainers)) else ():
@@ -122,6 +129,13 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
         return
     if "chdir" in script.called or script.settings.keys() & option_values(job.train).keys():
         return
+    field, place = _trainer_settings(script, job).get("output_dir", ("", ""))
+    if place and not re.match(r"[/~{]", place):
+        problem = (
+            f"{script.name} saves {place} into the working directory, which goes with the machine"
+        )
+        yield warning(field, problem, f"write {{checkpoint_dir}}/{place}")
+        return
     below = _relative_places(job, script)
     for call in script.calls:
         name = saved_name(call, script)
@@ -136,6 +150,31 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
             yield warning("train.script", problem, remedy)
             return
+    if trainer := _default_trainer(script):
+        problem = f"{script.location(trainer)} saves into the working directory, which goes with the machine"
+        remedy = 'write default_root_dir=os.environ["DDPGEN_CHECKPOINT_DIR"] there'
+        yield warning("train.script", problem, remedy)
+
+
+def _default_trainer(script: Script) -> ast.Call | None:
+    """Return the call of a Lightning trainer that saves to its default place; None without one."""
+    if not ({"lightning", "pytorch_lightning"} & imported(script.tree) and "fit" in script.called):
+        return None
+    keywords = {keyword.arg for call in script.calls for keyword in call.keywords}
+    if keywords & {"default_root_dir", "dirpath", "save_dir", "enable_checkpointing", None}:
+        return None
+    return script.called.get("Trainer")
+
+
+def _trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, str]]:
+    """Return the settings of transformers' trainer that the job's arguments give: the fields and values, by name."""
+    names = {name_of(node) for node in ast.walk(script.tree) if isinstance(node, ast.expr)}
+    if not (_SETTINGS_PARSERS & script.called.keys() and any(map(_SETTINGS.fullmatch, names))):
+        return {}
+    return {
+        given.option.replace("-", "_"): (given.field, given.value or "")
+        for given in given_words(job.train)
+    }
 
 
 def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:

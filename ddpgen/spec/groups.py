@@ -47,7 +47,7 @@ FOREIGN_NAMES = {
     "num_nodes": "nodes", "use_spot": "spot", "envs": "env", "cloud": "infra", "region": "infra",
     "zone": "infra", "image_id": "image", "job_recovery": "recovery", "spot_recovery": "recovery",
     "max_restarts_on_errors": "restarts_on_errors", "idle_minutes_to_autostop": "autostop",
-    "any_of": "accelerators", "run": "command",
+    "any_of": "accelerators", "run": "command", "cmd": "command", "entrypoint": "script", "program": "script",
     "learning_rate": "lr", "lr_scheduler": "schedule", "max_grad_norm": "grad_clip",
     "max_steps": "steps", "max_iters": "steps", "iterations": "steps", "max_epochs": "epochs",
     "num_epochs": "epochs", "num_train_epochs": "epochs", "model": "workload",
@@ -123,6 +123,8 @@ class Walk:
             remedy = "train: {profile: …} traces steps; a site's profile stands at the top: profile: NAME"
         elif word == "strategy" and "recovery" not in known_keys:  # Lightning's, not SkyPilot's
             remedy = "leave the key out: every job trains with DDP"
+        elif name == "module" and "script" in known_keys:  # of Python, not Slurm's
+            remedy, field = "write script: module:NAME", "train.script"
         elif option in SBATCH_OPTIONS and "gpu_request" in known_keys:  # of the tier slurm
             remedy = f"give it to sbatch: write extra: [--{option}=VALUE], or without =VALUE"
         elif group and word == name:
@@ -401,9 +403,9 @@ def _json_value(node: Scalar) -> Any:
         "-Infinity",
     ):  # Python writes these into JSON
         tag = "float"
-    if node.quoted or tag in ("str", "timestamp"):
-        number = None if node.quoted else decimal(text)
-        return text if number is None else _finite(number)
+    is_text = tag in ("str", "timestamp")
+    if node.quoted or (is_text and decimal(text) is None):
+        return text
     if tag == "null":
         return None
     if tag == "bool":
@@ -413,7 +415,7 @@ def _json_value(node: Scalar) -> Any:
             f"YAML reads {text} as a truth value",
             f'write true or false, or "{text}" in quotes for the text',
         )
-    if tag not in ("int", "float"):
+    if tag not in ("int", "float") and not is_text:
         raise Refused(f"is {describe(node)}", "write a plain value")
     refuse_non_number(node, f'"{text}" in quotes, or a plain number')
     if re.fullmatch(r"[-+]?[0-9_]+", text, re.ASCII):

@@ -98,8 +98,11 @@ def _program(job: JobSpec) -> Iterator[Conflict]:
         )
         return
     if not programs:
-        problem = "nothing to train: workload, script and command are all missing"
-        yield Conflict(("train", "train.workload", "train.script"), problem, "write workload: gpt")
+        problem = "nothing to train: there is no workload, script or command"
+        places = ("train.command", "train.workload", "train.script", "train")
+        remedy = "write workload: gpt, with steps, global_batch_size and micro_batch_size"
+        yield Conflict(places, problem, remedy)
+        return
     if train.command:
         yield from _command(train)
     if train.script or train.command:

@@ -200,6 +200,16 @@ SCRIPTS = [
         for train, saves, field, _ in scripts.LOST
         if field
     ),
+    *(
+        (f"{a} {text}", scripts.with_args(a), text)
+        for text, a, field in scripts.SWITCHED_OFF
+        if field
+    ),
+    *(
+        (f"sky {args} {text}", scripts.SKY.format(train=f", args: {args}"), text)
+        for text, args, field in scripts.DEFAULT_PLACES
+        if field
+    ),
 ]
 
 

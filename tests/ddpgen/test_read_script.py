@@ -297,9 +297,38 @@ SURPRISES = [
     ("t = Trainer(devices=4)\n", "procs_per_node", "t.py:1: devices=4"),
     ("m.train()\nm.save()\n", "train.script", "t.py:2 saves"),
     ("train()\n", "train.script", "t.py saves nothing"),
-    ("t = Trainer(m, TrainingArguments(save_strategy='no'))\n", "train.script", "t.py:1: save_strategy='no'"),
-    ("t = Trainer(enable_checkpointing=False)\n", "train.script", "t.py:1: enable_checkpointing=False"),
+    (
+        "t = Trainer(m, TrainingArguments(save_strategy='no'))\n",
+        "train.script",
+        "t.py:1: save_strategy='no'",
+    ),
+    (
+        "t = Trainer(enable_checkpointing=False)\n",
+        "train.script",
+        "t.py:1: enable_checkpointing=False",
+    ),
+]
+PARSED = "from trl import *\na, b = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()\n"  # fmt: skip
+
+
+SWITCHED_OFF = [
+    (PARSED, "[--output_dir, o, --save_strategy, 'no']", "train.args[2]"),
+    (PARSED, "{save-strategy: 'no'}", "train.args.save-strategy"),
+    (PARSED.replace("TrainingArguments", "SFTConfig"), "{save_strategy: 'no'}", "train.args.save_strategy"),
+    (PARSED, "{save_strategy: steps}", ""),
+    (f"{PARSED}t.save_model()\n", "{save_strategy: 'no'}", ""),
+    (PARSED.replace("TrainingArguments", "Others"), "{save_strategy: 'no'}", ""),
+    (PARSED.replace("HfArgumentParser", "Parser"), "{save_strategy: 'no'}", ""),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "args", "field"), SWITCHED_OFF)
+def test_saves_that_an_argument_of_transformers_switches_off(
+    text: str, args: str, field: str, tmp_path: Path
+) -> None:
+    found = told(tmp_path, text, args)
+    assert [each.where for each in found] == ([field] if field else [])
+    assert all("has t.py save nothing" in each.text for each in found)
 
 
 @pytest.mark.parametrize(("text", "field", "word"), SURPRISES)
@@ -1233,6 +1262,34 @@ LOST = [
 
 def saving(saves: str) -> str:
     return f"torch.save(a, {saves}); torch.load(a)\n"
+
+
+LIGHTNING = "import lightning as L\nt = L.Trainer(max_epochs=3)\nt.fit(m)\n"
+DEFAULT_PLACES = [
+    (PARSED, "{output_dir: out}", "train.args.output_dir"),
+    (PARSED, "{output_dir: '{checkpoint_dir}/out'}", ""),
+    (PARSED, "{output_dir: /ckpt}", ""),
+    (PARSED, "[--output_dir]", ""),
+    (PARSED.replace("TrainingArguments", "Others"), "{output_dir: out}", ""),
+    (LIGHTNING, "{}", "train.script"),
+    (LIGHTNING.replace("lightning", "pytorch_lightning"), "{}", "train.script"),
+    (LIGHTNING.replace("lightning", "mine"), "{}", ""),
+    (LIGHTNING.replace("fit", "test"), "{}", ""),
+    (LIGHTNING.replace("max_epochs=3", "default_root_dir=d"), "{}", ""),
+    (LIGHTNING.replace("max_epochs=3", "enable_checkpointing=c"), "{}", ""),
+    (LIGHTNING.replace("max_epochs=3", "**more"), "{}", ""),
+    (f"c = ModelCheckpoint(dirpath=d)\n{LIGHTNING}", "{}", ""),
+    (f"c = WandbLogger(save_dir=d)\n{LIGHTNING}", "{}", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "args", "field"), DEFAULT_PLACES)
+def test_on_sky_the_default_place_of_a_trainer_goes_with_the_machine(
+    text: str, args: str, field: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(text)
+    job = read(SKY.format(train=f", args: {args}").encode(), "a.yaml")["sky"].job
+    assert [each.fields[0] for each in check(job, tmp_path)] == ([field] if field else [])
 
 
 @pytest.mark.parametrize(("train", "saves", "field", "word"), LOST)

@@ -107,6 +107,28 @@ def test_a_misspelt_field_is_not_missing_as_well() -> None:
     assert all(word in fault.text for fault, word in zip(told, words, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("scrpit", "script?"),
+        ("comand", "command?"),
+        ("cmd", "command?"),
+        ("entrypoint", "script?"),
+        ("workloda", "workload?"),
+        ("module", "write script: module:NAME"),
+    ],
+)
+def test_a_misspelt_program_is_the_only_error(key: str, remedy: str) -> None:
+    (fault,) = faults(f"name: a\ntrain: {{{key}: x}}\n")
+    assert fault.where == f"2:9 train.{key}"
+    assert remedy in fault.text
+
+
+def test_an_empty_command_is_nothing_to_train() -> None:
+    (fault,) = faults("name: a\ntrain: {command: []}\n")
+    assert fault.where == "2:18 train.command"
+
+
 def field_names(group: Group | None = None) -> set[str]:
     """The names of all fields, of every tier and at any depth."""
     groups = [group] if group else [Group(model) for model in MODELS.values()]
@@ -248,6 +270,7 @@ VALUES = [
     ("profile: {steps: 0..2}", "8:20 train.profile.steps", "range of steps"),
     ("args: 3", "8:9 train.args", "mapping"),
     ("args: {depth: 010}", "8:17 train.args.depth", "octal"),
+    ("args: {depth: 048}", "8:17 train.args.depth", "octal"),
     ("args: {depth: .inf}", "8:17 train.args.depth", "number"),
     ("args: {depth: 1e999}", "8:17 train.args.depth", "too large"),
     ("args: {depth: =}", "8:17 train.args.depth", "plain value"),

@@ -56,7 +56,7 @@ CONFLICTS = [
         "9:11 train.script",
         "both",
     ),
-    ({"what": "{steps: 1}"}, "8:3 train", "missing"),
+    ({"what": "{steps: 1}"}, "8:3 train", "there is no workload"),
     ({"train": "warmup_steps: 100"}, "12:17 train.warmup_steps", "warm-up"),
     ({"train": "precision: fp16"}, "12:14 train.precision", "GPU"),
     ({"train": "comm_hook: fp16"}, "12:14 train.comm_hook", "tree"),

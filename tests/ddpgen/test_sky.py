@@ -548,6 +548,11 @@ WARNED = [
         "no new machine",
     ),
     (
+        f"{BUCKET}, train: {SCRIPT_INSTEAD.replace('script: /t.py', 'command: [~/t.sh], resume: scratch')}, requirements: [torch==2.13.0]",
+        "10:44 targets.sky.train.command",
+        "no new machine",
+    ),
+    (
         f"{BUCKET}, extra: {{event_callback: 'curl -H hf_0123456789'}}",
         "10:34 targets.sky.extra",
         "managed_secrets",

@@ -218,7 +218,9 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
     """Yield a warning for each file of the job that nothing brings to the machine."""
     args, bucket = job.train.args, f"{job.bucket.path}/" if job.bucket else "/checkpoints/"
     data = args.get("text") if isinstance(args, Mapping) and job.train.workload == "gpt" else None
-    for field, path in {"train.script": job.train.script, "train.args.text": data}.items():
+    program = next((word for word in job.train.command[:1] if word.startswith("~")), None)
+    paths = {"train.script": job.train.script, "train.command": program, "train.args.text": data}
+    for field, path in paths.items():
         if str(path).startswith(("/", "~")) and not str(path).startswith(bucket):
             problem = f"{path} is on no new machine, and nothing brings it there"
             remedy = "write a path in code, or mount the file by targets.sky.extra"
