@@ -10,6 +10,7 @@ import operator
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from ddpgen.adopt.syntax import Node, source
@@ -37,6 +38,12 @@ HOME = re.compile(rf"^{_OPEN}\$(HOME|{{HOME}}){_CLOSE}(?=/|$)")
 _BLANKS = re.compile(rf"({_OPEN}[^{_CLOSE}]*{_CLOSE})|\s+")
 _NAME = r"\$\{?(\w+|[@*])(?:\[([^]]*)\])?"
 _PARAMETER = re.compile(rf"{_NAME}(?:(:?[-=?])(.*))?\}}?", re.DOTALL)
+# The number of elements or letters, and a value without its begin (#) or its end (%).
+_LENGTH = re.compile(r"\$\{#(\w+)(\[[@*]\])?\}")
+_CUT = re.compile(r"\$\{(\w+)(%%?|##?)([^${}\"'\\]+)\}")
+# Unquoted braces of which bash makes several words, and the parts of a word in which braces are no such ones.
+_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+_NO_BRACES = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|\$\([^)]*\)|\\.", re.DOTALL)
 _UNQUOTED = ("word", "simple_expansion", "expansion")
 _OWN_FOLDER = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
@@ -104,6 +111,8 @@ class Shell:
 
     def words(self, node: Node) -> list[str]:
         """Return the words that a word of a command becomes."""
+        if _BRACES.search(_NO_BRACES.sub("", source(node))):
+            return [unknown(source(node))]
         parts = self._expanded(node, splits=True).split(_FIELD)
         words = [part.replace(_QUOTE, "") for part in parts if part]
         for child in node.children if node.type == "concatenation" else [node]:
@@ -189,7 +198,7 @@ class Shell:
             self.unused.pop(name, None)
         match = _PARAMETER.fullmatch(text)
         if match is None:
-            return unknown(text)
+            return self._computed(text)
         value = self._variable(match[1], match[2])
         kind = (match[3] or "?")[-1]
         set_elsewhere = match[1] in OF_MACHINE or match[1].startswith(_SET_BY_SCHEDULER)
@@ -203,6 +212,18 @@ class Shell:
         if isinstance(value, list) and not splits:  # within quotes, "${A[@]}" is several words
             return (_FIELD if match[2] == "@" or match[1] == "@" else " ").join(value)
         return _separated(text_of(value)) if splits else text_of(value)
+
+    def _computed(self, text: str) -> str:
+        """Return the value of ${#NAME} or ${NAME%PATTERN} and the like."""
+        if found := _LENGTH.fullmatch(text):
+            value = self._variable(found[1], found[2] and "@")
+            if value is not None and (isinstance(value, list) == bool(found[2])):
+                return str(len(value))
+        elif found := _CUT.fullmatch(text):
+            value = self._variable(found[1], None)
+            if isinstance(value, str) and is_known(value):
+                return _cut(value, found[2], found[3])
+        return unknown(text)
 
     def _variable(self, name: str, index: str | None) -> Value | None:
         if name in ("PWD", "SLURM_SUBMIT_DIR"):
@@ -271,6 +292,16 @@ def _led(node: Node) -> tuple[str, str]:
 
 def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _cut(value: str, operator: str, pattern: str) -> str:
+    """Return a value without the part that the pattern matches: % at its end, # at its begin, doubled the longest."""
+    cuts = range(len(value) + 1)
+    for cut in reversed(cuts) if operator in ("%", "##") else cuts:
+        begin, end = value[:cut], value[cut:]
+        if fnmatchcase(end if "%" in operator else begin, pattern):
+            return begin if "%" in operator else end
+    return value
 
 
 def _separated(value: str) -> str:

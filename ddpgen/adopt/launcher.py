@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddpgen.adopt.expansion import is_known, plain
+from ddpgen.adopt.expansion import START, is_known, plain
 
 _LAUNCHERS = {
     ("torchrun",): "torchrun",
@@ -39,10 +39,10 @@ _LOST_PREFIXES = {"timeout": "write targets.slurm.time"} | dict.fromkeys(
 )
 # Options of srun and sbatch. A letter or another name stands for the same option in both.
 SLURM_SHORT = {
-    "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
-    "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill", "L": "licenses", "l": "label",
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
+    "F": "nodefile", "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill", "L": "licenses", "l": "label",
     "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
-    "Q": "quiet", "q": "qos", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait",
+    "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait",
     "w": "nodelist", "x": "exclude", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
 }  # fmt: skip
 SLURM_FLAGS = frozenset([
@@ -64,6 +64,8 @@ _SRUN_ASKS = frozenset([
     "mem-per-cpu", "mem-per-gpu", "job-name",
 ])  # fmt: skip
 _BINDING = re.compile(r"(cpu|gpu|mem|accel)-bind|distribution|hint|.*-per-core")
+# Python's own options in front of its script or of -m. -W and -X have a value.
+_PYTHON_OPTION = re.compile(r"-(?=.)([bBdEIOPqsSuvx]*)(?:([WX])(.*))?", re.DOTALL)
 _CONTAINER_FLAGS = frozenset([
     "nv", "rocm", "cleanenv", "e", "contain", "c", "containall", "C", "no-home", "writable-tmpfs", "writable", "w",
     "fakeroot", "f", "unsquash", "ipc", "pid", "userns", "u", "nvccli", "compat", "no-eval", "no-privs", "keep-privs",
@@ -223,7 +225,11 @@ def _apptainer(prefix: Prefix, rest: list[str]) -> Prefix:
         name, value = option(rest, {}, _CONTAINER_FLAGS)
         if name in ("B", "bind"):
             mounts += value.split(",")
-        elif name not in ("nv", "pwd", "workdir", "W"):  # the spec's job has --nv and --pwd
+        elif name in ("pwd", "cwd"):
+            if not value.startswith(START):
+                lost = f"apptainer --{name}={plain(value)}", WORKDIR
+                prefix = prefix._replace(lost=(*prefix.lost, lost))
+        elif name not in ("nv", "workdir", "W"):  # the spec's job has --nv
             dashes = "-" if len(name) == 1 else "--"
             options.append(f"{dashes}{name}={value}" if value else f"{dashes}{name}")
     container |= {name: each for name, each in (("mounts", mounts), ("options", options)) if each}
@@ -246,19 +252,35 @@ def _environment(prefix: Prefix, rest: list[str]) -> Prefix:
     return prefix._replace(lost=(*prefix.lost, (command, remedy)))
 
 
+def _without_python_options(words: list[str]) -> list[tuple[str, str]]:
+    """Remove the options of Python but -m from behind words[0]. Return those that a spec does not have, with remedies."""
+    lost = []
+    while found := _PYTHON_OPTION.fullmatch("".join(words[1:2])):
+        del words[1]
+        flags, name, value = found.groups()
+        if name and not value:
+            value = "".join(words[1:2])
+            del words[1:2]
+        if "O" in flags:
+            lost.append((f"-{flags}", "write PYTHONOPTIMIZE in env"))
+        if name:
+            lost.append(
+                (f"-{name} {plain(value)}", "write PYTHONWARNINGS in env" if name == "W" else "")
+            )
+    return lost
+
+
 def launched(words: Sequence[str]) -> Launch | None:
     """Return the training that `words` start by a launcher or by Python; None if they start none."""
     program, *words = words
     words.insert(0, re.sub(r"^python[0-9.]+$", "python", posixpath.basename(program)))
-    while words[0] == "python" and re.fullmatch(r"-[bBdEIOqsSuv]+", "".join(words[1:2])):
-        del words[1]
+    lost = _without_python_options(words) if words[0] == "python" else []
     if words[0] == "python" and re.search(r"which \"?torchrun|/torchrun$", "".join(words[1:2])):
         words[:2] = ["torchrun"]
     starts = (start for start in _LAUNCHERS if tuple(words[: len(start)]) == start)
     start = max(starts, key=len, default=())
     kind, rest = _LAUNCHERS.get(start, ""), words[len(start) :]
     options: dict[str, str] = {}
-    lost = []
     while rest and "m" not in options:
         if rest[0].startswith("-"):
             name, value = option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)

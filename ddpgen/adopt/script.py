@@ -137,8 +137,9 @@ class Script(Statements):
             is_file = path and any(os.path.exists(start / path) for start in starts)
             if path.startswith("../") or (is_file and not os.path.exists(code / path)):
                 self.draft.report_lost(line, f"the place of the argument {word}", remedy)
-            if word in self.shell.globs and any(
-                any(glob.iglob(word, root_dir=each)) for each in starts
+            if word in self.shell.globs and (
+                word.startswith(("/", "~"))
+                or any(any(glob.iglob(word, root_dir=each)) for each in starts)
             ):
                 problem = f"the argument {word}, for which bash writes the names of files"
                 self.draft.report_lost(line, problem, "write the names in train.args")
@@ -300,7 +301,7 @@ class Script(Statements):
                 )
                 self.draft.report_lost(line, problem, remedy)
             elif not is_known(word.replace(INDEX, "")):
-                problem = f"the argument {plain(word)}, which only a machine knows"
+                problem = f"the argument {plain(word)}, whose value adopt does not know"
                 self.draft.report_lost(line, problem, "correct it in train.args")
             elif re.match(r"(/tmp/|/dev/shm/)", word.rpartition("=")[2]) and self.nodes > 1:
                 self.draft.report_trap(
@@ -322,9 +323,6 @@ class Script(Statements):
                     )
             elif name == "mixed-precision":
                 self.draft.variable("ACCELERATE_MIXED_PRECISION", value, line)
-            elif name == "W":
-                problem = f"-W {plain(value)}"
-                self.draft.report_lost(line, problem, "write PYTHONWARNINGS in env")
             elif name not in ("m", "module") and not _RENDEZVOUS_OPTIONS.fullmatch(name):
                 self.draft.report_lost(line, f"--{name}={plain(value)}" if value else f"--{name}")
             local = re.match(r"(localhost|127\.0\.0\.1):", value) or (
