@@ -153,15 +153,13 @@ class SkyJob:
         )
         return loaded
 
-    def lose(self, take_away: Callable[[], None], then: Callable[[], None] | None = None) -> None:
+    def lose(self, take_away: Callable[[], None]) -> None:
         """Take its machines away and wait until it has written a checkpoint on others; says what that cost."""
         self.until(lambda: self.step() > self.checkpoints()[-1])
         before, reached = self.checkpoints()[-1], self.step()
         lost = self.sky.slurm_job(self.id)
         began = time.monotonic()
         take_away()
-        if then is not None:
-            then()
         self.sky.recovered(self.id, lost, within=WITHIN_S)
         runs = time.monotonic() - began
         self.until_checkpoint(before + 1, WITHIN_S)
