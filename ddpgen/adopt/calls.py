@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterable
 
 from ddpgen.spec.rules import Conflict
 
@@ -52,9 +53,12 @@ class Script:
     def at_times(self) -> set[ast.AST]:
         """The nodes below a condition, and those of functions that are called below one."""
         nodes = (n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp)))
-        branches = [
+        return self.below(
             n for n in nodes if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))
-        ]
+        )
+
+    def below(self, branches: Iterable[ast.AST]) -> set[ast.AST]:
+        """Return the nodes of these branches, and those of the functions that are called in them."""
         below = {inner for branch in branches for inner in ast.walk(branch)}
         called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
         functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
@@ -67,6 +71,17 @@ class Script:
         nodes = [*ast.walk(self.tree)]
         bound = [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]  # fmt: skip
         return len(bound) == 1 and not any(isinstance(n, ast.arg) and n.arg == name for n in nodes)
+
+    def value_of(self, node: ast.expr) -> ast.expr:
+        """Return the one value that the script gives a name; the node itself if it is no such name."""
+        if not isinstance(node, ast.Name) or not self.is_fixed(node.id):
+            return node
+        values = [
+            each.value
+            for each in ast.walk(self.tree)
+            if isinstance(each, ast.Assign) and [*map(name_of, each.targets)] == [node.id]
+        ]
+        return values[0] if values else node
 
     @property
     def changed(self) -> set[str]:

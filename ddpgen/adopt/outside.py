@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import shlex
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import numbered_words
-from ddpgen.adopt.calls import imported, warning
+from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
 from ddpgen.bundle import code
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
@@ -18,6 +19,8 @@ from ddpgen.spec.rules import Conflict
 
 # Files that a program reads. Others may be left from a try by hand, and the program writes them.
 _READ = re.compile(r"\.(ya?ml|toml|ini|cfg|conf|py|sh|csv|jsonl|parquet|bin|txt)$")
+# An option with a file that a program reads: it may be JSON then.
+_CONFIG = re.compile(r"config|deepspeed|cfg|settings", re.IGNORECASE)
 _WRITTEN = re.compile(r"out|log|save|result|export|write|dump", re.IGNORECASE)
 # Lines of bash that may run elsewhere than at the bundle, or may make the file first.
 _ELSEWHERE = re.compile(r"\b(echo|printf|cd|pushd|git|wget|curl|cp|mv|tar|unzip|rsync)\b|<<")
@@ -36,7 +39,11 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
     for field, value in numbered_words(job.train):
         word = str(value)
         path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
-        if _only_outside(path, job, home) and not _WRITTEN.search(field):
+        if (
+            (_READ.search(path) or (path.endswith(".json") and _CONFIG.search(f"{field}{word}")))
+            and _only_outside(path, job, home)
+            and not _WRITTEN.search(field)
+        ):
             inside = _inside(path, job, home)
             problem = f"{path} is there, and is not in code ({', '.join(job.code)})"
             remedy = "add it to code, or write the path that it has on the hosts"
@@ -45,9 +52,9 @@ def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _only_outside(path: str, job: JobSpec, home: Path) -> bool:
     """True if the path is a file from the spec's directory on, and `code` does not hold it."""
-    relative = _READ.search(path) and not path.startswith(("/", "~", "-", "{"))
     return (
-        bool(relative and job.code)
+        bool(job.code)
+        and not path.startswith(("/", "~", "-", "{"))
         and _is_file(home / path)
         and not code.find(job.code, home, path)
     )
@@ -97,7 +104,7 @@ def _split(line: str) -> list[str]:
 
 
 def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the modules that the job's own Python file imports from its own directory, if `code` does not hold them."""
+    """Yield the modules and files in its own directory that the job's Python file reads, if `code` does not hold them."""
     path, folder = source.python_file(job, home), posixpath.dirname(job.train.user_file)
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
@@ -110,3 +117,18 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
             ):
                 problem = f"{path.name} imports {name}, and {file} in its directory is not in code ({', '.join(job.code)})"
                 yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
+    calls = () if job.train.workdir else filter(_reads_file, Script(path.name, tree).calls)
+    for call in calls:
+        name = posixpath.normpath(constant(call.args[0]))
+        if _only_outside(name, job, home):
+            problem = f"{path.name}:{call.lineno} opens {name}, which is not in code ({', '.join(job.code)})"
+            yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
+
+
+def _reads_file(call: ast.Call) -> bool:
+    """True if the call opens a file with a constant relative name for reading."""
+    is_plain = name_of(call.func) == "open" and not call.keywords
+    if not (is_plain and isinstance(call.func, ast.Name) and len(call.args) in (1, 2)):
+        return False
+    mode = constant(call.args[1]) if call.args[1:] else "r"
+    return bool(constant(call.args[0])) and mode in ("r", "rb", "rt")

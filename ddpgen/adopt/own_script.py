@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpgen.adopt import saves
 from ddpgen.adopt.arguments import option_values, reads_settings_file
-from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.adopt.calls import Script, constant, name_of, text_of, warning
 from ddpgen.adopt.parser import Option, Options, options_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -27,11 +27,29 @@ _NO_REQUEST = frozenset([
 ])  # fmt: skip
 
 
+# A call, its setting and the values that need a GPU; and those with which it uses none.
+_WITH_GPU: Mapping[tuple[str, str | None], tuple[str, ...]] = {
+    ("Trainer", "accelerator"): ("gpu", "cuda"),
+    ("Fabric", "accelerator"): ("gpu", "cuda"),
+    ("TrainingArguments", "fp16"): ("True",),
+    ("Accelerator", "mixed_precision"): ("fp16",),
+}
+_WITHOUT_GPU: Mapping[tuple[str, str | None], tuple[str, ...]] = {
+    ("Trainer", "accelerator"): ("cpu",),
+    ("Fabric", "accelerator"): ("cpu",),
+    ("TrainingArguments", "use_cpu"): ("True",),
+    ("TrainingArguments", "no_cuda"): ("True",),
+    ("Accelerator", "cpu"): ("True",),
+}
+
+
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the script. `home`: the spec's directory."""
     yield from _gpus(job, script)
+    yield from _settings(job, script)
     yield from _devices(job, script)
     yield from saves.check(job, script, home)
+    yield from _resume_option(job, script)
 
 
 def _gpus(job: JobSpec, script: Script) -> Iterator[Conflict]:
@@ -46,6 +64,24 @@ def _gpus(job: JobSpec, script: Script) -> Iterator[Conflict]:
         yield warning("train.script", problem, remedy)
 
 
+def _settings(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the constant settings of a trainer that need GPUs in a job without, and the other way round."""
+    has_gpus = any(machine.gpus for machine in job.machines)
+    problem, remedy = "the job has no GPUs", f"write gpus_per_node: {job.procs_per_node}"
+    if has_gpus:
+        problem, remedy = "the job's GPUs stay idle", "leave out gpus_per_node"
+    table = _WITHOUT_GPU if has_gpus else _WITH_GPU
+    for call in script.calls:
+        for keyword in call.keywords:
+            value, words = keyword.value, table.get((name_of(call.func), keyword.arg), ())
+            given = isinstance(value, ast.Constant) and text_of(value) in words
+            if given and call not in script.at_times:
+                location = f"{script.location(value)}: {keyword.arg}={ast.unparse(value)}"
+                yield warning(
+                    "train.script", f"{location}, and {problem}", f"leave it out, or {remedy}"
+                )
+
+
 def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield each expression that asks for a GPU, its word, and the remedy. `values`: those of the job's arguments."""
     for name, value in script.settings.items():
@@ -56,11 +92,12 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
             and not reads_settings_file(values)
         ):
             yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
-    if "is_available" in script.called or "cpu" in values.values():
-        return
+    asks_torch = "is_available" in script.called or "cpu" in values.values()
     for call in script.calls:
         function, option = name_of(call.func), ""
         if function in _NO_REQUEST or call in script.at_times:
+            continue
+        if asks_torch and function != "init_process_group":
             continue
         if function == "cuda" and isinstance(call.func, ast.Attribute):
             yield call, "cuda", _ASK_TORCH
@@ -102,6 +139,41 @@ def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
             yield warning("nodes", problem, f"write num_nodes={job.nodes} there")
 
 
+def _resume_option(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the option without which the script loads no checkpoint, if the job does not give it."""
+    train, options = job.train, options_of(script)
+    asked = train.resume.begin == "auto" and not train.resume.exists
+    if not asked or options is None or script.settings or not saves.writes(script):
+        return
+    loads = [call for call in script.calls if saves.loads(call)]
+    for name in filter(_RESUME_OPTION.search, options.long):
+        attribute = name.replace("-", "_")
+        if (
+            attribute in option_values(train)
+            or options.long[name].on
+            or attribute in script.changed
+        ):
+            continue
+        branches = (
+            n
+            for n in ast.walk(script.tree)
+            if isinstance(n, ast.If) and re.search(rf"\b{attribute}\b", ast.unparse(n.test))
+        )
+        if (
+            loads
+            and {*loads} <= script.below(branches)
+            and not constant(script.defaults.get(attribute))
+        ):
+            told = outline_of(script)
+            problem = f"{script.location(loads[0])} loads a checkpoint only with --{name}, which the job does not give"
+            yield warning(
+                "train.resume",
+                problem,
+                f"write resume: {{exists: {told.saves}, args: {told.resume}}}",
+            )
+            return
+
+
 class Outline(NamedTuple):
     """The facts of a script for its first spec.
 
@@ -120,6 +192,11 @@ def outline(file: Path) -> Outline:
         script = Script(file.name, ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return Outline()
+    return outline_of(script)
+
+
+def outline_of(script: Script) -> Outline:
+    """Return the outline of a script whose source is read."""
     pattern = next(
         filter(None, (saves.saved_name(call, script) for call in script.calls)), Outline().saves
     )

@@ -19,6 +19,15 @@ _DIVIDES = re.compile(
 )
 _OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
 _THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
+_TRAINERS = ("Trainer", "Fabric")
+_SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook", "dp")  # strategies of Lightning
+_PARALLEL = frozenset(
+    ["DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "prepare"]
+)
+# Expressions for the rank among all processes of the job.
+_GLOBAL_RANK = re.compile(
+    r"(torch\.)?(dist|distributed)\.get_rank\(\)|int\(os\.environ\['RANK'\]\)"
+)
 _VARIABLES = frozenset([
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
 ])  # fmt: skip
@@ -33,8 +42,11 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
         problem = f"{script.name} uses no torch.distributed, so each of {job.world_size} processes trains alone"
         remedy = "wrap the model in DistributedDataParallel, or let the job have one process"
         yield warning("train.script", problem, remedy)
+    yield from _counts_itself(job, script)
     if job.nodes > 1:
         yield from _meets_alone(job, script)
+        if job.on_gpus:
+            yield from _gpu_of_another_node(job, script)
     if (
         job.procs_per_node > 1
         and job.on_gpus
@@ -58,6 +70,45 @@ def _spawns(script: Script) -> Iterator[Conflict]:
             remedy = "call the function itself, or write procs_per_node: 1"
             yield warning("train.script", problem, remedy)
             return
+
+
+def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the settings with which each process would start others, wait for others or take all GPUs."""
+    for call in script.calls:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        name, location = name_of(call.func), script.location(call)
+        size, strategy = keywords.get("world_size"), constant(keywords.get("strategy"))
+        if call in script.at_times:
+            continue
+        if name == "init_process_group" and isinstance(size, ast.Constant):
+            if not job.nodes.elastic and size.value not in (-1, job.world_size):
+                problem = f"{location} waits for {ast.unparse(size)} processes, and the job has {job.world_size}"
+                yield warning(
+                    "train.script", problem, "leave world_size and rank out: torchrun sets them"
+                )
+        elif name in _TRAINERS and strategy in _SPAWNING and job.procs_per_node > 1:
+            problem = (
+                f"{location}: {strategy} starts processes of its own in each process of the job"
+            )
+            yield warning("train.script", problem, 'write strategy="ddp"')
+        elif name == "DataParallel" and job.world_size > 1 and not _PARALLEL & script.called.keys():
+            problem = f"{location}: each of {job.world_size} processes trains alone on all GPUs of its machine"
+            yield warning("train.script", problem, "write DistributedDataParallel there")
+
+
+def _gpu_of_another_node(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the call that takes the GPU with the number of the global rank, which only the first node has."""
+    for call in script.calls:
+        if (
+            name_of(call.func) == "set_device"
+            and len(call.args) == 1
+            and call not in script.at_times
+        ):
+            text = ast.unparse(script.value_of(call.args[0]))
+            if _GLOBAL_RANK.fullmatch(text):
+                problem = f"{script.location(call)} takes GPU {text}, and only the first of {job.nodes} nodes has it"
+                yield warning("train.script", problem, 'write int(os.environ["LOCAL_RANK"]) there')
+                return
 
 
 def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:

@@ -26,6 +26,9 @@ _CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_f
 _CHECKPOINT_READS = frozenset([
     "load", "safe_open", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
+_NO_CHECKPOINTS = frozenset(
+    ["json", "yaml", "pickle", "np", "numpy", "toml", "tomllib", "OmegaConf"]
+)
 # A trainer, and a setting of it with which it saves nothing.
 _SWITCHED_OFF = (
     ("TrainingArguments", "save_strategy", "no"),
@@ -50,6 +53,20 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the script's checkpoints. `home`: the spec's directory."""
     yield from _saves(script, job, home)
     yield from _lost_saves(job, script)
+
+
+def writes(script: Script) -> bool:
+    """True if the script itself writes checkpoints."""
+    return any(map(_writes, script.calls)) and not {"fit", "Trainer"} & script.called.keys()
+
+
+def loads(call: ast.Call) -> bool:
+    """True if the call reads a checkpoint. json, pickle and numpy have a function `load` as well."""
+    owner = name_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    name = name_of(call.func)
+    return name in ("load_state", "load_checkpoint", "load_file") or (
+        name == "load" and owner not in _NO_CHECKPOINTS
+    )
 
 
 def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:

@@ -23,7 +23,7 @@ LOSES_PROGRAMS = "replaces the host's PATH, and so hides the host's own programs
 
 # A line with an effect that ends with its shell.
 _OF_THE_SHELL = re.compile(
-    r"\s*((export|ulimit|cd)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
+    r"\s*((export|ulimit|cd|module|ml)\s[^;|&]*|(\.|source)\s+\S*activate|(conda|mamba|micromamba) activate\s[^;|&]*|#.*)?\s*"
 )
 # A whole line, its problem, its remedy.
 _LINES = (

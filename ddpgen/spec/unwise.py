@@ -17,6 +17,7 @@ from ddpgen.spec.secrets import exposes_secret
 _DAY_S = 86400.0
 # Memory of a process. Python with torch does not start in less.
 _LEAST_MIB = 256
+_LARGEST_BUCKET_MB = 1e6
 
 # Directories of each node. The node empties them, at a boot or file by file after some days.
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/user")
@@ -42,6 +43,10 @@ _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     "NCCL_DEBUG": (re.compile("VERSION|WARN|INFO|ABORT|TRACE|NONE", re.IGNORECASE), "is no level of NCCL's", "INFO"),
     **dict.fromkeys(("PATH", "PYTHONPATH"), (re.compile("[^;]*"), "has a ; in it, which separates no directories here", "/a:/b")),
 }  # fmt: skip
+# A variable that a line of bash sets.
+_GIVEN = re.compile(r"(?:^|\s)([A-Za-z_]\w*)=[\"']?([^\s\"';&]+)")
+# Interfaces of containers, which lead to no other machine.
+_OF_CONTAINERS = re.compile(r"docker\d+|veth.*|cni\d+")
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
 # A metric that is better when smaller, or when greater. A prefix like val_ may stand before it.
 _METRIC = re.compile(r"(?:(?:train|val|valid|eval|test)[_/])?(?:(?P<min>loss|perplexity|ppl|bits_per_byte|error|wer|cer|mse|rmse|mae)|(?P<max>accuracy|acc|auc|auroc|f1|bleu|iou|miou|psnr|ssim))")  # fmt: skip
@@ -131,6 +136,9 @@ def _name(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _rendezvous(job: JobSpec) -> Iterator[Conflict]:
+    if job.nodes > 1 and _OF_CONTAINERS.fullmatch(job.nic or ""):
+        problem = f"{job.nic} is for the containers of one machine, and leads to no other"
+        yield _warning("nic", problem, "write the interface of the network, like eth0")
     port = job.rendezvous.port
     if port < 1024:
         problem = f"{port} is a port of the system: below 1024 only root may listen"
@@ -159,6 +167,9 @@ def _proportions(job: JobSpec) -> Iterator[Conflict]:
     if train.lr > 10:
         problem = f"{train.lr:g} moves each weight by more than its own size at every step"
         yield _warning("train.lr", problem, "write a smaller one, like 1e-3")
+    if train.bucket_cap_mb > _LARGEST_BUCKET_MB:
+        problem = f"{train.bucket_cap_mb:g} MB are more than the gradients of any model, so that nothing overlaps"
+        yield _warning("train.bucket_cap_mb", problem, "write a smaller one, like 25")
     if train.weight_decay > 10:
         problem = f"{train.weight_decay:g} pulls every weight to zero"
         yield _warning("train.weight_decay", problem, "write a smaller one, like 0.1")
@@ -205,7 +216,8 @@ def _tokens(job: JobSpec) -> Iterator[Conflict]:
     for field, lines in lists.items():
         texts += [((f"{field}[{i}]", field), str(line)) for i, line in enumerate(lines)]
     for fields, text in texts:
-        if exposes_secret("", text):
+        given = _GIVEN.findall(text)
+        if exposes_secret("", text) or any(exposes_secret(*each) for each in given):
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = "write its name into secrets, and read the variable of this name"
             yield Conflict(fields, problem, remedy, fatal=False)
@@ -257,7 +269,9 @@ def _unfilled(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _unused(job: JobSpec) -> Iterator[Conflict]:
-    """Yield the settings of checkpoints that only a workload has."""
+    """Yield the settings that have no effect on this job."""
+    if job.preflight.ignore and not job.preflight.enabled:
+        yield no_effect("preflight.ignore", "with enabled: false")
     if job.train.program_field != "workload":
         for name in ("every", "keep"):
             if getattr(job.checkpoint, name) != getattr(Checkpoint, name):

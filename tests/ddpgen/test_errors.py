@@ -195,6 +195,7 @@ SCRIPTS = [
         if expected
     ),
     ("{newest}", scripts.with_args("{a: '{newest}'}"), scripts.saving("path")),
+    ("only by --resume", scripts.with_args("{}"), scripts.RESUMES),
     *(
         (f"sky{train}, saves {saves}", scripts.SKY.format(train=train), scripts.saving(saves))
         for train, saves, field, _ in scripts.LOST

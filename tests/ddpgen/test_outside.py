@@ -22,10 +22,16 @@ NOT_THERE = [
     (SLURM.format("['true', 'cat conf/a.yaml']"), "targets.slurm.setup[1]", "not in the bundle"),
     (ACTIVATE.format("source conf/a.yaml"), "python.activate", "another file, or none"),
     ("name: a\ncode: lone.py\ntrain: {script: lone.py}\n", "code", "imports inner"),
+    ("name: a\ncode: reads.py\ntrain: {script: reads.py}\n", "code", "reads.py:1 opens conf/a.yaml"),
+    (SCRIPT.format("args: {deepspeed: conf/ds.json}"), "train.args.deepspeed", "add it to code"),
+    (SCRIPT.format("args: [--config=conf/ds.json]"), "train.args[0]", "add it to code"),
 ]  # fmt: skip
 THERE = [
     SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
     SCRIPT.format("args: {config: conf/a.yaml}, workdir: /work"),
+    SCRIPT.format("args: {metrics: conf/ds.json}"),
+    "name: a\ncode: reads.py\ntrain: {script: reads.py, workdir: /work}\n",
+    "name: a\ncode: others.py\ntrain: {script: others.py}\n",
     COMMAND.format("conf/none.yaml"),
     SCRIPT.format("args: {results: conf/a.yaml}"),
     SCRIPT.format("args: {save: conf/model.pt, log: conf/train.log}"),
@@ -54,6 +60,10 @@ def write(place: Path) -> None:
     ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("import inner, torch\n")
+    (place / "conf/ds.json").touch()
+    (place / "reads.py").write_text("exec(open('./conf/a.yaml').read())\n")
+    others = "open('conf/a.yaml', 'w'), open('/conf/a.yaml'), open('none.yaml'), open(x), f.open('conf/a.yaml')"
+    (place / "others.py").write_text(f"{others}\nopen('conf/a.yaml', **how)\n")
 
 
 @pytest.fixture(autouse=True)

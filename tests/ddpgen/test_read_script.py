@@ -843,6 +843,7 @@ _TRAINS = f"{_STATE}loss.backward()\n"
 _PARSES = f"import argparse\n{_STATE}p = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
 _GROUP = f"{_STATE}dist.init_process_group('gloo')\n"
 _ADDRESS = "os.environ['MASTER_ADDR'] = 'localhost'\n"
+_ON_GPUS = "nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2"
 # Fields of a job, its script, and the warning's field and words.
 PROCESSES = [
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
@@ -860,6 +861,34 @@ PROCESSES = [
     ),
     ("nodes: 2", "t = Trainer(devices=1)\n", "nodes", "t.py:1: num_nodes=1, and nodes is 2"),
     ("nodes: 2", "t = Trainer(devices=1, num_nodes=4)\n", "nodes", "num_nodes=4, and nodes is 2"),
+    ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=8, rank=r)\n", "train.script", "t.py:3 waits for 8 processes, and the job has 2"),
+    ("procs_per_node: 2", "t = Trainer(devices=2, strategy='ddp_spawn')\n", "train.script", "t.py:1: ddp_spawn starts"),
+    ("procs_per_node: 2", f"{_STATE}m = nn.DataParallel(m)\n", "train.script", "t.py:3: each of 2 processes trains alone"),
+    (_ON_GPUS, f"{_STATE}torch.cuda.set_device(dist.get_rank())\n", "train.script", "t.py:3 takes GPU dist.get_rank(), and only"),
+    (_ON_GPUS, f"{_STATE}r = int(os.environ['RANK'])\ntorch.cuda.set_device(r)\n", "train.script", "t.py:4 takes GPU int(os.environ['RANK'])"),
+    (_ON_GPUS, "t = Trainer(accelerator='cpu', num_nodes=2)\n", "train.script", "t.py:1: accelerator='cpu', and the job's GPUs stay idle"),
+    (_ON_GPUS, f"{_STATE}a = Accelerator(cpu=True)\n", "train.script", "t.py:3: cpu=True, and the job's GPUs"),
+    ("", f"{_STATE}a = Accelerator(mixed_precision='fp16')\n", "train.script", "t.py:3: mixed_precision='fp16', and the job has no GPUs"),
+    ("", "t = Trainer(args=TrainingArguments(fp16=True))\n", "train.script", "t.py:1: fp16=True, and the job has no GPUs"),
+    ("", "t = Trainer(accelerator='gpu')\n", "train.script", "t.py:1: accelerator='gpu', and the job has no GPUs"),
+    ("", f"{_STATE}if torch.cuda.is_available(): f()\ndist.init_process_group('nccl')\n", "train.script", "t.py:4 asks for nccl"),
+    ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=2, rank=r)\n", "", ""),
+    ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=-1)\ndist.init_process_group('gloo', world_size=n)\n", "", ""),
+    ("nodes: 2..4", f"{_STATE}dist.init_process_group('gloo', world_size=4, rank=r)\n", "", ""),
+    ("nodes: 2", f"{_STATE}if alone: dist.init_process_group('gloo', world_size=1)\n", "", ""),
+    ("procs_per_node: 2", "t = Trainer(devices=2, strategy='ddp')\n", "", ""),
+    ("", "t = Trainer(strategy='ddp_spawn')\n", "", ""),
+    ("", f"{_STATE}m = nn.DataParallel(m)\n", "", ""),
+    ("procs_per_node: 2", f"{_STATE}if single: m = nn.DataParallel(m)\n", "", ""),
+    ("procs_per_node: 2", f"{_STATE}a = nn.DataParallel(m)\nb = DistributedDataParallel(m)\n", "", ""),
+    (_ON_GPUS, f"{_STATE}torch.cuda.set_device(dist.get_rank() % 2)\n", "", ""),
+    (_ON_GPUS, f"{_STATE}r = dist.get_rank()\nr = r % 2\ntorch.cuda.set_device(r)\n", "", ""),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}torch.cuda.set_device(dist.get_rank())\n", "", ""),
+    (_ON_GPUS, "t = Trainer(accelerator='gpu', num_nodes=2)\n", "", ""),
+    (_ON_GPUS, f"{_STATE}a = Accelerator(cpu=False, mixed_precision='fp16')\n", "", ""),
+    ("", "t = Trainer(accelerator='auto')\nif gpu: t = Trainer(accelerator='gpu')\n", "", ""),
+    ("", f"{_STATE}a = Accelerator(cpu=True)\n", "", ""),
+    ("", f"{_STATE}dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')\n", "", ""),
     ("", _TRAINS, "", ""),
     ("procs_per_node: 8", f"{_TRAINS}from torch.nn.parallel import DistributedDataParallel\n", "", ""),
     ("procs_per_node: 8", f"{_TRAINS}import accelerate\n", "", ""),
@@ -883,6 +912,46 @@ PROCESSES = [
     ("nodes: 2", "t = Trainer(devices=1, **more)\n", "", ""),
     ("nodes: 2", "t = Trainer(args=a)\n", "", ""),
 ]  # fmt: skip
+
+
+RESUMES = """\
+p = argparse.ArgumentParser()
+p.add_argument("--resume", default="")
+args = p.parse_args()
+if args.resume:
+    model.load_state_dict(torch.load(args.resume))
+torch.save(model, "ckpt.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [
+        RESUMES,
+        RESUMES.replace('default=""', 'action="store_true"').replace("args.resume))", "'ckpt.pt'))"),
+        "def go_on():\n  torch.load(a)\n" + RESUMES.replace("torch.load(args.resume)", "go_on()"),
+    ],
+)  # fmt: skip
+def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> None:
+    (warning,) = told(tmp_path, text)
+    assert warning.where == "train.resume"
+    assert "loads a checkpoint only with --resume, which the job does not give" in warning.text
+    assert "write resume: {exists: ckpt.pt, args: --resume" in warning.text
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (RESUMES, "{resume: ckpt.pt}"),
+        (RESUMES, "{}\n  resume: {exists: ckpt.pt, args: --resume=ckpt.pt}"),
+        (RESUMES, "{}\n  resume: scratch"),
+        (f"{RESUMES}torch.load(x)\n", "{}"),
+        (RESUMES.replace('default=""', 'default="ckpt.pt"'), "{}"),
+        (RESUMES.replace("if args.resume", "if args.other"), "{}"),
+        (f"if x: args.resume = 1\n{RESUMES}", "{}"),
+    ],
+)
+def test_a_script_that_may_go_on_by_itself(text: str, args: str, tmp_path: Path) -> None:
+    assert not any("only with" in each.text for each in told(tmp_path, text, args))
 
 
 def on_nodes(top: str) -> str:

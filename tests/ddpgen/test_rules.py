@@ -156,6 +156,17 @@ UNWISE = [
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),
     ({"train": "momentum: 0.5"}, "12:13 train.momentum", "adamw"),
+    ({"train": "bucket_cap_mb: 26214400"}, "12:18 train.bucket_cap_mb", "nothing overlaps"),
+    (
+        {"top": "preflight: {enabled: false, ignore: [NIC008]}"},
+        "6:37 preflight.ignore",
+        "has no effect",
+    ),
+    (
+        {"top": f"python: {{activate: [export WANDB_API_KEY={'0123456789abcdef' * 2}]}}"},
+        "6:21 python.activate[0]",
+        "secret",
+    ),
     (
         {
             "what": "{command: [a,'&&',b], resume: scratch}",

@@ -523,6 +523,41 @@ def test_what_skypilot_would_take_for_something_else(
 
 WARNED = [
     (
+        f"{BUCKET}, infra: gcp/us-east-1, requirements: [torch==2.13.0]",
+        "10:34 targets.sky.infra",
+        "a region of aws",
+    ),
+    (
+        f"{BUCKET}, infra: azure/us-east1, requirements: [torch==2.13.0]",
+        "10:34 targets.sky.infra",
+        "a region of gcp",
+    ),
+    (
+        f"{BUCKET}, infra: gcp, instance_type: m5.large, requirements: [torch==2.13.0]",
+        "10:54 targets.sky.instance_type",
+        "a machine of aws",
+    ),
+    (
+        f"{BUCKET}, memory: 65536, requirements: [torch==2.13.0]",
+        "10:35 targets.sky.memory",
+        "any machine",
+    ),
+    (
+        f"{BUCKET}, train: {{trackers: wandb}}, requirements: [torch==2.13.0, wandb==0.20.0]",
+        "10:45 targets.sky.train.trackers",
+        "no login",
+    ),
+    (
+        f"{BUCKET}, train: {{args: {{depth: 2, text: /home/me/x.txt}}}}, requirements: [torch==2.13.0]",
+        "10:58 targets.sky.train.args.text",
+        "no new machine",
+    ),
+    (
+        f"{BUCKET}, train: {SCRIPT_INSTEAD.replace('/t.py', 'module:m, args: [--out=/Users/me/out]')}, requirements: [torch==2.13.0]",
+        "10:60 targets.sky.train.args[0]",
+        "no new machine",
+    ),
+    (
         f"{BUCKET}, instance_type: p4d.24xlarge, infra: aws",
         "10:42 targets.sky.instance_type",
         "the job uses none",
@@ -688,7 +723,14 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "requirements: ['torch==2.13.0+rocm6.2', -i https://x/whl/rocm6.2], gpus_per_node: 2, accelerators: 'MI300X:2'",
         "requirements: [torch==2.13.0], gpus_per_node: 2, accelerators: 'V100:2', instance_type: n1-standard-8, infra: gcp",
         "requirements: ['torch==2.13.0', 'mmcv @ https://x.org/whl/cpu/mmcv.whl'], gpus_per_node: 2, accelerators: 'A100:2'",
-        "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}",
+        "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}, secrets: [WANDB_API_KEY]",
+        "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}, env: {WANDB_MODE: offline}",
+        "requirements: [torch==2.13.0], infra: aws/us-gov-west-1",
+        "requirements: [torch==2.13.0], infra: gcp/northamerica-northeast1",
+        "requirements: [torch==2.13.0], infra: azure/eastus2",
+        "requirements: [torch==2.13.0], infra: azure, instance_type: Standard_D8s_v5",
+        "requirements: [torch==2.13.0], memory: 24576",
+        "requirements: [torch==2.13.0], train: {args: {text: /home/ubuntu/x.txt}}, setup: 'true'",
         "requirements: [torch==2.13.0], train: {args: {text: /checkpoints/x.txt}}",
     ],
 )

@@ -45,6 +45,17 @@ _ZONES = {
     "aws": re.compile(r"([a-z]+(-[a-z]+)+-[0-9]+)[a-z]"),
     "gcp": re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]"),
 }
+# Cloud → the form of its regions, and of its machines.
+_REGIONS = {
+    "aws": re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]+"),
+    "gcp": re.compile(r"[a-z]+-[a-z]+[0-9]+"),
+}
+_MACHINES = {
+    "aws": re.compile(r"[a-z0-9-]+\.[a-z0-9-]+"),
+    "azure": re.compile(r"(Standard|Basic)_\w+"),
+    "gcp": re.compile(r"[a-z0-9]+-[a-z0-9-]+"),
+}
+_MOST_MIB = 32 << 20  # of any machine
 # The first letters of the images that only one cloud has → that cloud.
 _IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
 # The clouds whose usual images have no torch.
@@ -53,6 +64,8 @@ _BARE = {"aws", "azure", "gcp"}
 _OF_A_CLUSTER = re.compile(
     r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
 )
+# A home that is none of a machine of SkyPilot's.
+_OTHER_HOME = re.compile(r"/home/(?!(ubuntu|gcpuser|azureuser|sky)/)|/Users/")
 # A line that makes what a later one needs.
 _MAKES = re.compile(r"\b(clone|install|venv|create|wget|curl|rsync|cp)\s")
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
@@ -86,6 +99,10 @@ def check(job: SkyJob) -> Iterator[Conflict]:
         yield from _files_of_a_new_machine(job)
         if job.requirements and not job.locked:
             yield from _packages(job)
+        names = (*job.env, *(secret.name for secret in job.secrets))
+        if "wandb" in job.train.trackers and not any("WANDB" in name for name in names):
+            problem = "wandb has no login on a new machine"
+            yield Conflict(("train.trackers",), problem, "write secrets: [WANDB_API_KEY]", False)
     yield from _labels(job)
 
 
@@ -112,6 +129,9 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.memory:
         mib = directives.memory_mib(job.memory)
         yield from unwise.memory("memory", job.memory, mib, job.procs_per_node, "16GB")
+        if mib > _MOST_MIB:
+            problem = f"{job.memory} GB are more than any machine has"
+            yield Conflict(("memory",), problem, "write the size in GB, like 64", False)
     if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
         yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
     if job.cpus and float(job.cpus.rstrip("+")) < job.procs_per_node > 1:
@@ -125,6 +145,10 @@ def _instance(job: SkyJob) -> Iterator[Conflict]:
     cloud = min(job.clouds, default="")
     if job.instance_type is None or cloud not in _INSTANCES or len(job.clouds) != 1:
         return
+    owners = [each for each, form in _MACHINES.items() if form.fullmatch(job.instance_type)]
+    if owners and cloud not in owners:
+        problem = f"{job.instance_type} is a machine of {owners[0]}, and infra names {cloud}"
+        yield Conflict(("instance_type", "infra"), problem, f"write infra: {owners[0]}", False)
     with_gpus, without = _INSTANCES[cloud]
     fields = ("instance_type", "gpus_per_node")
     if not job.gpus_per_node and re.fullmatch(with_gpus, job.instance_type):
@@ -155,6 +179,10 @@ def _places(job: SkyJob) -> Iterator[Conflict]:
     for i, place in enumerate(job.infra):
         cloud, _, names = place.partition("/")
         region, _, zone = names.partition("/")
+        owners = [each for each, form in _REGIONS.items() if form.fullmatch(region)]
+        if cloud in _MACHINES and owners and cloud not in owners:
+            problem = f"{region} is a region of {owners[0]}, and not of {cloud}"
+            yield Conflict((f"infra[{i}]", "infra"), problem, f"write {owners[0]}/{region}", False)
         if cloud not in _ZONES:
             continue
         match = _ZONES[cloud].fullmatch(zone or region)
@@ -219,7 +247,16 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
     args, bucket = job.train.args, f"{job.bucket.path}/" if job.bucket else "/checkpoints/"
     data = args.get("text") if isinstance(args, Mapping) and job.train.workload == "gpt" else None
     program = next((word for word in job.train.command[:1] if word.startswith("~")), None)
-    paths = {"train.script": job.train.script, "train.command": program, "train.args.text": data}
+    paths: dict[str, str | None] = {
+        "train.script": job.train.script,
+        "train.command": program,
+        "train.args.text": data,
+    }
+    values = args.items() if isinstance(args, Mapping) else enumerate(args)
+    for name, value in values:
+        place = str(value).rpartition("=")[2]
+        if _OTHER_HOME.match(place):
+            paths[f"train.args.{name}" if isinstance(name, str) else f"train.args[{name}]"] = place
     for field, path in paths.items():
         if str(path).startswith(("/", "~")) and not str(path).startswith(bucket):
             problem = f"{path} is on no new machine, and nothing brings it there"
