@@ -197,9 +197,8 @@ def outline(file: Path) -> Outline:
 
 def outline_of(script: Script) -> Outline:
     """Return the outline of a script whose source is read."""
-    pattern = next(
-        filter(None, (saves.saved_name(call, script) for call in script.calls)), Outline().saves
-    )
+    names = (saves.saved_name(call, script) for call in script.calls)
+    pattern = next((n for n in names if n and not n.startswith("*/")), Outline().saves)
     options = options_of(script) or Options({}, (), {})
     option = next((name for name in options.long if _RESUME_OPTION.search(name)), "OPTION")
     word = _word_to_resume(script, option)

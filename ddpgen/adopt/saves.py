@@ -175,7 +175,8 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 def _default_trainer(script: Script) -> ast.Call | None:
     """Return the call of a Lightning trainer that saves to its default place; None without one."""
-    if not ({"lightning", "pytorch_lightning"} & imported(script.tree) and "fit" in script.called):
+    by_itself = not _CHECKPOINT_WRITES & script.called.keys() and "fit" in script.called
+    if not ({"lightning", "pytorch_lightning"} & imported(script.tree) and by_itself):
         return None
     keywords = {keyword.arg for call in script.calls for keyword in call.keywords}
     if keywords & {"default_root_dir", "dirpath", "save_dir", "enable_checkpointing", None}:

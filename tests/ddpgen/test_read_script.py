@@ -936,6 +936,8 @@ def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> N
     assert warning.where == "train.resume"
     assert "loads a checkpoint only with --resume, which the job does not give" in warning.text
     assert "write resume: {exists: ckpt.pt, args: --resume" in warning.text
+    (warning,) = told(tmp_path, text.replace('"ckpt.pt"', "place"))
+    assert "write resume: {exists: CHECKPOINT, args: --resume" in warning.text
 
 
 @pytest.mark.parametrize(
@@ -1349,6 +1351,7 @@ DEFAULT_PLACES = [
     (LIGHTNING.replace("max_epochs=3", "**more"), "{}", ""),
     (f"c = ModelCheckpoint(dirpath=d)\n{LIGHTNING}", "{}", ""),
     (f"c = WandbLogger(save_dir=d)\n{LIGHTNING}", "{}", ""),
+    (f"def end(t): t.save_checkpoint(place)\n{LIGHTNING}", "{}", ""),
 ]
 
 
