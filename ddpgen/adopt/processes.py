@@ -81,7 +81,7 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
         if call in script.at_times:
             continue
         if name == "init_process_group" and isinstance(size, ast.Constant):
-            if not job.nodes.elastic and size.value not in (-1, job.world_size):
+            if not job.nodes.elastic and size.value != job.world_size:
                 problem = f"{location} waits for {ast.unparse(size)} processes, and the job has {job.world_size}"
                 yield warning(
                     "train.script", problem, "leave world_size and rank out: torchrun sets them"

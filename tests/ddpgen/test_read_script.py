@@ -874,7 +874,7 @@ PROCESSES = [
     ("", f"{_STATE}if torch.cuda.is_available(): f()\ndist.init_process_group('nccl')\n", "train.script", "t.py:4 asks for nccl"),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=2, rank=r)\n", "", ""),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=-1)\ndist.init_process_group('gloo', world_size=n)\n", "", ""),
-    ("nodes: 2..4", f"{_STATE}dist.init_process_group('gloo', world_size=4, rank=r)\n", "", ""),
+    ("nodes: 2..4", f"{_STATE}dist.init_process_group('gloo', world_size=8, rank=r)\n", "", ""),
     ("nodes: 2", f"{_STATE}if alone: dist.init_process_group('gloo', world_size=1)\n", "", ""),
     ("procs_per_node: 2", "t = Trainer(devices=2, strategy='ddp')\n", "", ""),
     ("", "t = Trainer(strategy='ddp_spawn')\n", "", ""),
@@ -888,6 +888,7 @@ PROCESSES = [
     (_ON_GPUS, f"{_STATE}a = Accelerator(cpu=False, mixed_precision='fp16')\n", "", ""),
     ("", "t = Trainer(accelerator='auto')\nif gpu: t = Trainer(accelerator='gpu')\n", "", ""),
     ("", f"{_STATE}a = Accelerator(cpu=True)\n", "", ""),
+    ("", "t = Trainer(accelerator=gpu)\n", "", ""),
     ("", f"{_STATE}dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')\n", "", ""),
     ("", _TRAINS, "", ""),
     ("procs_per_node: 8", f"{_TRAINS}from torch.nn.parallel import DistributedDataParallel\n", "", ""),
@@ -936,8 +937,9 @@ def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> N
     assert warning.where == "train.resume"
     assert "loads a checkpoint only with --resume, which the job does not give" in warning.text
     assert "write resume: {exists: ckpt.pt, args: --resume" in warning.text
-    (warning,) = told(tmp_path, text.replace('"ckpt.pt"', "place"))
-    assert "write resume: {exists: CHECKPOINT, args: --resume" in warning.text
+    for place in ("place", "os.path.join(out, 'ckpt.pt')"):
+        (warning,) = told(tmp_path, text.replace('"ckpt.pt"', place))
+        assert "write resume: {exists: CHECKPOINT, args: --resume" in warning.text
 
 
 @pytest.mark.parametrize(
@@ -949,6 +951,9 @@ def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> N
         (f"{RESUMES}torch.load(x)\n", "{}"),
         (RESUMES.replace('default=""', 'default="ckpt.pt"'), "{}"),
         (RESUMES.replace("if args.resume", "if args.other"), "{}"),
+        (f"{RESUMES}t = Trainer()\n", "{}"),
+        (RESUMES.replace('default=""', "action=BooleanOptionalAction, default=True"), "{}"),
+        (RESUMES.replace("torch.load(args.resume)", "json.load(args.resume)"), "{}"),
         (f"if x: args.resume = 1\n{RESUMES}", "{}"),
     ],
 )
@@ -977,7 +982,13 @@ def test_an_argument_that_only_a_shell_would_fill_in(
 ) -> None:
     (warning,) = told(tmp_path, PLAIN, args)
     assert warning.text.endswith(remedy)
-    for more in ("import torchvision", "from . import data", "os.path.expandvars(a)"):
+    assert told(tmp_path, f"{PLAIN}rank = os.environ['RANK'], os.getenv('RANK')\n", args)
+    for more in (
+        "import torchvision",
+        "from . import data",
+        "os.path.expandvars(a)",
+        "f(os.environ)",
+    ):
         assert told(tmp_path, f"{PLAIN}{more}\n", args) == []
 
 

@@ -347,6 +347,8 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 WARNED = [
     ("nodes: 2, nic: docker0", "9:26 targets.slurm.nic", "containers of one machine"),
     ("nodes: 2, nic: eth0", "", ""),
+    ("nic: docker0", "", ""),
+    ("preflight: {ignore: [NIC008]}", "", ""),
     ("extra: --output=/x/a.log", "9:18 targets.slurm.extra", "%j"),
     ("array: 0-0, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
     ("login: h, dir: /tmp/x", "9:26 targets.slurm.dir", "all nodes see"),
