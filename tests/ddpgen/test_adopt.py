@@ -689,6 +689,18 @@ def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Pat
         assert (words in err) == (form in forms)
 
 
+def test_braces_in_quotes_stay_as_they_are(run: Run, tmp_path: Path) -> None:
+    text = "torchrun train.py '{1,2}' \"{3..4}\" ${A:-5,6}\n"
+    out, err = spec_of(run, tmp_path, text, "a.sh")
+    assert read(out.encode(), "a")["local"].job.train.args == ("{1,2}", "{3..4}", "5,6")
+    assert "whose value" not in err
+
+
+def test_the_directory_of_a_container_may_be_that_of_the_script(run: Run, tmp_path: Path) -> None:
+    launch = "srun apptainer exec --pwd $PWD a.sif torchrun train.py\n"
+    assert "--pwd" not in spec_of(run, tmp_path, launch)[1]
+
+
 @pytest.mark.parametrize("more", ["", "--use_env "])
 def test_the_launcher_that_adds_the_local_rank(more: str, run: Run, tmp_path: Path) -> None:
     _, err = spec_of(run, tmp_path, f"python -m torch.distributed.launch {more}train.py\n", "a.sh")
@@ -823,7 +835,9 @@ def test_a_launcher_named_by_its_path(
         ("srun apptainer run --pwd /w a.sif torchrun train.py", ":6: not carried over: apptainer --pwd=/w; the job works"),
         ("srun numactl -N 0 torchrun train.py", ":6: not carried over: numactl -N 0"),
         ("taskset -c 0-7 timeout 3h srun torchrun train.py", ":6: not carried over: taskset -c 0-7"),
-        ("srun nsys profile -o x uv run torchrun train.py", ":6: not carried over: nsys profile -o x"),
+        ("srun nsys profile -o x uv run torchrun train.py", ":6: not carried over: nsys profile -o x\n"),
+        ("A=xx\nsrun torchrun train.py ${#A[@]}", ":7: not carried over: the argument ${#A[@]}, whose value adopt"),
+        ("X=$TMPDIR/a.b\nsrun torchrun train.py ${X%.*}", ":7: not carried over: the argument ${X%.*}, whose value adopt"),
     ],
 )  # fmt: skip
 def test_what_is_dropped_is_named(text: str, told: str, run: Run, tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ def test_a_misspelt_program_is_the_only_error(key: str, remedy: str) -> None:
     assert remedy in fault.text
 
 
+def test_a_module_of_slurm_is_none_of_python() -> None:
+    (fault,) = faults(f"{GPT}targets: {{slurm: {{environment: {{module: cuda}}}}}}\n")
+    assert "modules?" in fault.text
+
+
 def test_an_empty_command_is_nothing_to_train() -> None:
     (fault,) = faults("name: a\ntrain: {command: []}\n")
     assert fault.where == "2:18 train.command"

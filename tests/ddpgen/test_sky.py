@@ -730,7 +730,8 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "requirements: [torch==2.13.0], infra: azure/eastus2",
         "requirements: [torch==2.13.0], infra: azure, instance_type: Standard_D8s_v5",
         "requirements: [torch==2.13.0], memory: 24576",
-        "requirements: [torch==2.13.0], train: {args: {text: /home/ubuntu/x.txt}}, setup: 'true'",
+        f"requirements: [torch==2.13.0], train: {SCRIPT_INSTEAD.replace('/t.py', 'module:m, args: [--out=/home/ubuntu/out]')}",
+        "requirements: [torch==2.13.0], infra: nebius/eu-north1, spot: false",
         "requirements: [torch==2.13.0], train: {args: {text: /checkpoints/x.txt}}",
     ],
 )

@@ -348,6 +348,8 @@ WARNED = [
     ("nodes: 2, nic: docker0", "9:26 targets.slurm.nic", "containers of one machine"),
     ("nodes: 2, nic: eth0", "", ""),
     ("nic: docker0", "", ""),
+    ("setup: [module load cuda]", "9:19 targets.slurm.setup[0]", "ends with setup"),
+    ("setup: [module load cuda, nvcc -o x x.cu]", "", ""),
     ("preflight: {ignore: [NIC008]}", "", ""),
     ("extra: --output=/x/a.log", "9:18 targets.slurm.extra", "%j"),
     ("array: 0-0, extra: --output=/x/%A.log", "9:30 targets.slurm.extra", "%a"),
