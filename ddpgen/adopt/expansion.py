@@ -41,8 +41,9 @@ _PARAMETER = re.compile(rf"{_NAME}(?:(:?[-=?])(.*))?\}}?", re.DOTALL)
 # The number of elements or letters, and a value without its begin (#) or its end (%).
 _LENGTH = re.compile(r"\$\{#(\w+)(\[[@*]\])?\}")
 _CUT = re.compile(r"\$\{(\w+)(%%?|##?)([^${}\"'\\]+)\}")
-# Unquoted braces of which bash makes several words, and the parts of a word in which braces are no such ones.
-_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+_LONGEST_CUT = 4096  # letters: a path has no more
+# Braces that bash expands to several words, and the parts of a word that bash leaves as they are.
+_BRACES = re.compile(r"\{[^{}\s]*\}")
 _NO_BRACES = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|\$\([^)]*\)|\\.", re.DOTALL)
 _UNQUOTED = ("word", "simple_expansion", "expansion")
 _OWN_FOLDER = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
@@ -111,7 +112,8 @@ class Shell:
 
     def words(self, node: Node) -> list[str]:
         """Return the words that a word of a command becomes."""
-        if _BRACES.search(_NO_BRACES.sub("", source(node))):
+        braces = _BRACES.findall(_NO_BRACES.sub("", source(node)))
+        if any("," in each or ".." in each for each in braces):
             return [unknown(source(node))]
         parts = self._expanded(node, splits=True).split(_FIELD)
         words = [part.replace(_QUOTE, "") for part in parts if part]
@@ -221,7 +223,7 @@ class Shell:
                 return str(len(value))
         elif found := _CUT.fullmatch(text):
             value = self._variable(found[1], None)
-            if isinstance(value, str) and is_known(value):
+            if isinstance(value, str) and is_known(value) and len(value) <= _LONGEST_CUT:
                 return _cut(value, found[2], found[3])
         return unknown(text)
 

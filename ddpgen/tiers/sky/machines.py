@@ -64,7 +64,7 @@ _BARE = {"aws", "azure", "gcp"}
 _OF_A_CLUSTER = re.compile(
     r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
 )
-# A home that is none of a machine of SkyPilot's.
+# A home directory that no machine of SkyPilot has.
 _OTHER_HOME = re.compile(r"/home/(?!(ubuntu|gcpuser|azureuser|sky)/)|/Users/")
 # A line that makes what a later one needs.
 _MAKES = re.compile(r"\b(clone|install|venv|create|wget|curl|rsync|cp)\s")
