@@ -60,11 +60,13 @@ class Script:
     def below(self, branches: Iterable[ast.AST]) -> set[ast.AST]:
         """Return the nodes of these branches, and those of the functions that are called in them."""
         below = {inner for branch in branches for inner in ast.walk(branch)}
-        called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
         functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
-        return below | {
-            inner for each in functions if each.name in called for inner in ast.walk(each)
-        }
+        while True:
+            called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
+            more = [each for each in functions if each.name in called and each not in below]
+            if not more:
+                return below
+            below |= {inner for each in more for inner in ast.walk(each)}
 
     def is_fixed(self, name: str) -> bool:
         """True if the script gives the name one value, and no function has a parameter of this name."""

@@ -44,7 +44,7 @@ _CUT = re.compile(r"\$\{(\w+)(%%?|##?)([^${}\"'\\]+)\}")
 _LONGEST_CUT = 4096  # letters: a path has no more
 # Braces that bash expands to several words, and the parts of a word that bash leaves as they are.
 _BRACES = re.compile(r"\{[^{}\s]*\}")
-_NO_BRACES = re.compile(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|\$\([^)]*\)|\\.", re.DOTALL)
+_NO_BRACES = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\$\{[^}]*\}|\$\([^)]*\)|\\.", re.DOTALL)
 _UNQUOTED = ("word", "simple_expansion", "expansion")
 _OWN_FOLDER = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
@@ -219,8 +219,10 @@ class Shell:
         """Return the value of ${#NAME} or ${NAME%PATTERN} and the like."""
         if found := _LENGTH.fullmatch(text):
             value = self._variable(found[1], found[2] and "@")
-            if value is not None and (isinstance(value, list) == bool(found[2])):
-                return str(len(value))
+            items = value if isinstance(value, list) else [value or ""]
+            is_sure = value is not None and isinstance(value, list) == bool(found[2])
+            if is_sure and all(is_known(item) and item not in self.globs for item in items):
+                return str(len(value or ""))
         elif found := _CUT.fullmatch(text):
             value = self._variable(found[1], None)
             if isinstance(value, str) and is_known(value) and len(value) <= _LONGEST_CUT:

@@ -226,7 +226,7 @@ def _apptainer(prefix: Prefix, rest: list[str]) -> Prefix:
         if name in ("B", "bind"):
             mounts += value.split(",")
         elif name in ("pwd", "cwd"):
-            if not value.startswith(START):
+            if value != START:
                 lost = f"apptainer --{name}={plain(value)}", WORKDIR
                 prefix = prefix._replace(lost=(*prefix.lost, lost))
         elif name not in ("nv", "workdir", "W"):  # the spec's job has --nv

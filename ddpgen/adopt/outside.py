@@ -36,14 +36,15 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _words(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the arguments that name such a file. The working directory holds the files of `code` alone."""
+    before = ""
     for field, value in numbered_words(job.train):
         word = str(value)
+        option = word.partition("=")[0] if word.startswith("-") else before
+        name = f"{field} {option}" if option.startswith("-") else field
         path = posixpath.normpath(word.partition("=")[2] if word.startswith("-") else word)
-        if (
-            (_READ.search(path) or (path.endswith(".json") and _CONFIG.search(f"{field}{word}")))
-            and _only_outside(path, job, home)
-            and not _WRITTEN.search(field)
-        ):
+        is_read = _READ.search(path) or (path.endswith(".json") and _CONFIG.search(name))
+        before = word
+        if is_read and not _WRITTEN.search(name) and _only_outside(path, job, home):
             inside = _inside(path, job, home)
             problem = f"{path} is there, and is not in code ({', '.join(job.code)})"
             remedy = "add it to code, or write the path that it has on the hosts"
@@ -117,10 +118,14 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
             ):
                 problem = f"{path.name} imports {name}, and {file} in its directory is not in code ({', '.join(job.code)})"
                 yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
-    calls = () if job.train.workdir else filter(_reads_file, Script(path.name, tree).calls)
-    for call in calls:
+    script = Script(path.name, tree)
+    constants = [constant(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    for call in filter(_reads_file, script.calls):
         name = posixpath.normpath(constant(call.args[0]))
-        if _only_outside(name, job, home):
+        elsewhere = job.train.workdir or "chdir" in script.called or name.startswith("..")
+        # The script may make a file that it names twice, or opens under a condition.
+        sure = constants.count(constant(call.args[0])) == 1 and call not in script.at_times
+        if sure and not elsewhere and _only_outside(name, job, home):
             problem = f"{path.name}:{call.lineno} opens {name}, which is not in code ({', '.join(job.code)})"
             yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
 

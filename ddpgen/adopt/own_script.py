@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpgen.adopt import saves
-from ddpgen.adopt.arguments import option_values, reads_settings_file
+from ddpgen.adopt.arguments import given_words, option_values, reads_settings_file
 from ddpgen.adopt.calls import Script, constant, name_of, text_of, warning
 from ddpgen.adopt.parser import Option, Options, options_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
+from ddpgen.text.yamltext import scalar
 
 # Words that ask for a GPU → the words for a machine without GPUs.
 _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+_GOES_ON = re.compile(r"(auto[-_]?)?(resume|continue)", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
 # Functions whose "cuda" takes no GPU.
 _NO_REQUEST = frozenset([
@@ -28,13 +30,13 @@ _NO_REQUEST = frozenset([
 
 
 # A call, its setting and the values that need a GPU; and those with which it uses none.
-_WITH_GPU: Mapping[tuple[str, str | None], tuple[str, ...]] = {
+_WITH_GPU: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("Trainer", "accelerator"): ("gpu", "cuda"),
     ("Fabric", "accelerator"): ("gpu", "cuda"),
     ("TrainingArguments", "fp16"): ("True",),
     ("Accelerator", "mixed_precision"): ("fp16",),
 }
-_WITHOUT_GPU: Mapping[tuple[str, str | None], tuple[str, ...]] = {
+_WITHOUT_GPU: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("Trainer", "accelerator"): ("cpu",),
     ("Fabric", "accelerator"): ("cpu",),
     ("TrainingArguments", "use_cpu"): ("True",),
@@ -70,16 +72,15 @@ def _settings(job: JobSpec, script: Script) -> Iterator[Conflict]:
     problem, remedy = "the job has no GPUs", f"write gpus_per_node: {job.procs_per_node}"
     if has_gpus:
         problem, remedy = "the job's GPUs stay idle", "leave out gpus_per_node"
-    table = _WITHOUT_GPU if has_gpus else _WITH_GPU
-    for call in script.calls:
-        for keyword in call.keywords:
-            value, words = keyword.value, table.get((name_of(call.func), keyword.arg), ())
-            given = isinstance(value, ast.Constant) and text_of(value) in words
-            if given and call not in script.at_times:
-                location = f"{script.location(value)}: {keyword.arg}={ast.unparse(value)}"
-                yield warning(
-                    "train.script", f"{location}, and {problem}", f"leave it out, or {remedy}"
-                )
+    for (name, setting), words in (_WITHOUT_GPU if has_gpus else _WITH_GPU).items():
+        calls = [call for call in script.calls if name_of(call.func) == name]
+        values = [k.value for call in calls for k in call.keywords if k.arg == setting]
+        shown = [v for v in values if isinstance(v, ast.Constant) and text_of(v) in words]
+        if calls and len(calls) == len(shown) and script.at_times.isdisjoint(calls):
+            location = f"{script.location(shown[0])}: {setting}={ast.unparse(shown[0])}"
+            yield warning(
+                "train.script", f"{location}, and {problem}", f"leave it out, or {remedy}"
+            )
 
 
 def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
@@ -92,12 +93,15 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
             and not reads_settings_file(values)
         ):
             yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
+    names_gloo = any(
+        constant(n) == "gloo" for n in ast.walk(script.tree) if isinstance(n, ast.Constant)
+    )
     asks_torch = "is_available" in script.called or "cpu" in values.values()
     for call in script.calls:
         function, option = name_of(call.func), ""
         if function in _NO_REQUEST or call in script.at_times:
             continue
-        if asks_torch and function != "init_process_group":
+        if asks_torch and (function != "init_process_group" or names_gloo):
             continue
         if function == "cuda" and isinstance(call.func, ast.Attribute):
             yield call, "cuda", _ASK_TORCH
@@ -145,33 +149,43 @@ def _resume_option(job: JobSpec, script: Script) -> Iterator[Conflict]:
     asked = train.resume.begin == "auto" and not train.resume.exists
     if not asked or options is None or script.settings or not saves.writes(script):
         return
-    loads = [call for call in script.calls if saves.loads(call)]
-    for name in filter(_RESUME_OPTION.search, options.long):
-        attribute = name.replace("-", "_")
+    words = [*given_words(train)]
+    if "set_defaults" in script.called or any(re.match("-[A-Za-z]", str(w.value)) for w in words):
+        return
+    given = [options.named(word.option, abbreviated=True) for word in words if word.option]
+    loads = {call for call in script.calls if saves.loads(call)}
+    for name in filter(_GOES_ON.match, options.long):
+        attribute, option = name.replace("-", "_"), options.long[name]
+        default = script.defaults.get(attribute, ast.Constant(None))
+        is_off = default is None or (isinstance(default, ast.Constant) and not default.value)
         if (
-            attribute in option_values(train)
-            or options.long[name].on
+            not is_off
+            or option.on
             or attribute in script.changed
+            or any(g is option for g in given)
         ):
             continue
-        branches = (
-            n
-            for n in ast.walk(script.tree)
-            if isinstance(n, ast.If) and re.search(rf"\b{attribute}\b", ast.unparse(n.test))
+        asks = (
+            n for n in ast.walk(script.tree) if isinstance(n, ast.If) and _asks(n.test, attribute)
         )
-        if (
-            loads
-            and {*loads} <= script.below(branches)
-            and not constant(script.defaults.get(attribute))
-        ):
-            told = outline_of(script)
-            problem = f"{script.location(loads[0])} loads a checkpoint only with --{name}, which the job does not give"
-            yield warning(
-                "train.resume",
-                problem,
-                f"write resume: {{exists: {told.saves}, args: {told.resume}}}",
-            )
+        if loads and loads <= script.below(node for branch in asks for node in branch.body):
+            told, first = outline_of(script), min(loads, key=lambda call: call.lineno)
+            problem = f"{script.location(first)} loads a checkpoint only with --{name}, which the job does not give"
+            remedy = f"write resume: {{exists: {scalar(told.saves)}, args: {scalar(told.resume)}}}"
+            yield Conflict(("train.resume", "train.script"), problem, remedy, fatal=False)
             return
+
+
+def _asks(test: ast.expr, attribute: str) -> bool:
+    """True if a condition holds only if the argument of this name is given."""
+    match test:
+        case ast.Attribute(attr=name):
+            return name == attribute
+        case ast.Compare(ast.Attribute(attr=name), [ast.IsNot() | ast.NotEq()], [ast.Constant()]):
+            return name == attribute
+        case ast.BoolOp(ast.And(), values):
+            return any(_asks(value, attribute) for value in values)
+    return False
 
 
 class Outline(NamedTuple):

@@ -20,14 +20,12 @@ _DIVIDES = re.compile(
 _OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
 _THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
 _TRAINERS = ("Trainer", "Fabric")
-_SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook", "dp")  # strategies of Lightning
-_PARALLEL = frozenset(
-    ["DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "prepare"]
+_SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")  # strategies of Lightning
+# Names of what trains on several processes.
+_PARALLEL = re.compile(
+    r"Distributed|DDP|FSDP|fully_shard|deepspeed|horovod|hvd|accelerat|[Ff]abric"
 )
-# Expressions for the rank among all processes of the job.
-_GLOBAL_RANK = re.compile(
-    r"(torch\.)?(dist|distributed)\.get_rank\(\)|int\(os\.environ\['RANK'\]\)"
-)
+_NAMES = ("id", "attr", "name", "asname", "module")  # the fields of a syntax tree that hold names
 _VARIABLES = frozenset([
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
 ])  # fmt: skip
@@ -45,7 +43,7 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     yield from _counts_itself(job, script)
     if job.nodes > 1:
         yield from _meets_alone(job, script)
-        if job.on_gpus:
+        if job.on_gpus and all(machine.gpus < job.world_size for machine in job.machines):
             yield from _gpu_of_another_node(job, script)
     if (
         job.procs_per_node > 1
@@ -74,6 +72,9 @@ def _spawns(script: Script) -> Iterator[Conflict]:
 
 def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the settings with which each process would start others, wait for others or take all GPUs."""
+    names = (getattr(n, part, "") for n in ast.walk(script.tree) for part in _NAMES)
+    alone = not _PARALLEL.search(" ".join(map(str, names)))
+    one_group = [name_of(call.func) for call in script.calls].count("init_process_group") == 1
     for call in script.calls:
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         name, location = name_of(call.func), script.location(call)
@@ -81,17 +82,19 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
         if call in script.at_times:
             continue
         if name == "init_process_group" and isinstance(size, ast.Constant):
-            if not job.nodes.elastic and size.value != job.world_size:
+            if one_group and not job.nodes.elastic and size.value != job.world_size:
                 problem = f"{location} waits for {ast.unparse(size)} processes, and the job has {job.world_size}"
                 yield warning(
-                    "train.script", problem, "leave world_size and rank out: torchrun sets them"
+                    "train.script",
+                    problem,
+                    "leave init_method, world_size and rank out: torchrun sets them",
                 )
         elif name in _TRAINERS and strategy in _SPAWNING and job.procs_per_node > 1:
             problem = (
                 f"{location}: {strategy} starts processes of its own in each process of the job"
             )
             yield warning("train.script", problem, 'write strategy="ddp"')
-        elif name == "DataParallel" and job.world_size > 1 and not _PARALLEL & script.called.keys():
+        elif name == "DataParallel" and job.world_size > 1 and job.on_gpus and alone:
             problem = f"{location}: each of {job.world_size} processes trains alone on all GPUs of its machine"
             yield warning("train.script", problem, "write DistributedDataParallel there")
 
@@ -104,11 +107,23 @@ def _gpu_of_another_node(job: JobSpec, script: Script) -> Iterator[Conflict]:
             and len(call.args) == 1
             and call not in script.at_times
         ):
-            text = ast.unparse(script.value_of(call.args[0]))
-            if _GLOBAL_RANK.fullmatch(text):
-                problem = f"{script.location(call)} takes GPU {text}, and only the first of {job.nodes} nodes has it"
+            value = script.value_of(call.args[0])
+            if _is_global_rank(value):
+                problem = f"{script.location(call)} takes GPU {ast.unparse(value)}, and only the first of {job.nodes} nodes has it"
                 yield warning("train.script", problem, 'write int(os.environ["LOCAL_RANK"]) there')
                 return
+
+
+def _is_global_rank(value: ast.expr) -> bool:
+    """True for dist.get_rank() and int(os.environ["RANK"])."""
+    match value:
+        case ast.Call(ast.Attribute(attr="get_rank"), [], []):
+            return True
+        case ast.Call(
+            ast.Name("int"), [ast.Subscript(ast.Attribute(attr="environ"), ast.Constant("RANK"))]
+        ):
+            return True
+    return False
 
 
 def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:

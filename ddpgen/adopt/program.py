@@ -36,7 +36,7 @@ _FOR_A_SHELL = re.compile(
 )
 # A source with one of these may fill in what a shell would.
 _FILLS_IN = re.compile(
-    rb"expand_?(user|vars)|environ(?!\[[\"']|\.get\([\"'])|getenv(?!\([\"'])|home\(|Template|subprocess|system\(|exec\(|eval\("
+    rb"expand_?(user|vars)|environ(?!\[[\"'](?!HOME|USER)|\.get\([\"'](?!HOME|USER))|getenv(?!\([\"'](?!HOME|USER))|home\(|Template|subprocess|system\(|exec\(|eval\("
 )
 # A source with one of these may tell the tasks of an array apart.
 _APART = re.compile(

@@ -38,6 +38,13 @@ _SWITCHED_OFF = (
 # Parsers that read the words of the command line into settings of transformers' trainer, and the names of these settings.
 _SETTINGS_PARSERS = frozenset(["HfArgumentParser", "TrlParser"])
 _SETTINGS = re.compile(r"\w*TrainingArguments|(SFT|DPO|GRPO|KTO|PPO|Reward)Config")
+_LIGHTNING = frozenset(["lightning", "pytorch_lightning"])
+_OF_LIGHTNING = re.compile(r"(Logger|Checkpoint|Stopping|Monitor|Bar|Summary|Timer)$")
+# Classes of Lightning whose first argument is a directory, and settings that choose one.
+_PLACES = re.compile(r"(Logger|Checkpoint)$")
+_PLACED_BY = frozenset(
+    ["default_root_dir", "dirpath", "save_dir", "enable_checkpointing", "checkpoint_callback", None]
+)
 _MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
 # Functions that give a file another name.
@@ -96,8 +103,10 @@ def _switched_off(script: Script, job: JobSpec) -> Iterator[Conflict]:
     """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
     if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
         return
-    field, value = _trainer_settings(script, job).get("save_strategy", ("", ""))
-    if value == "no":
+    settings = _trainer_settings(script, job)
+    field, value = settings.get("save_strategy", ("", ""))
+    trains = "do_train" in settings or not {"do_eval", "do_predict"} & settings.keys()
+    if value == "no" and trains:
         problem = f"has {script.name} save nothing: a kill or a stop loses all that was trained"
         yield warning(field, problem, "leave it out, so that checkpoints are saved")
     trainers = [call for call in script.calls if name_of(call.func) in _TRAINERS]
@@ -146,12 +155,13 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
         return
     if "chdir" in script.called or script.settings.keys() & option_values(job.train).keys():
         return
-    field, place = _trainer_settings(script, job).get("output_dir", ("", ""))
-    if place and not re.match(r"[/~{]", place):
+    settings = _trainer_settings(script, job)
+    field, place = settings.get("output_dir", ("", ""))
+    if place and not re.match(r"[/~{]", place) and "push_to_hub" not in settings:
         problem = (
             f"{script.name} saves {place} into the working directory, which goes with the machine"
         )
-        yield warning(field, problem, f"write {{checkpoint_dir}}/{place}")
+        yield warning(field, problem, f"write {{checkpoint_dir}}/{posixpath.normpath(place)}")
         return
     below = _relative_places(job, script)
     for call in script.calls:
@@ -175,13 +185,33 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 def _default_trainer(script: Script) -> ast.Call | None:
     """Return the call of a Lightning trainer that saves to its default place; None without one."""
+    trainer, modules = script.called.get("Trainer"), imported(script.tree)
     by_itself = not _CHECKPOINT_WRITES & script.called.keys() and "fit" in script.called
-    if not ({"lightning", "pytorch_lightning"} & imported(script.tree) and by_itself):
+    if not (trainer and by_itself and _LIGHTNING & modules) or "hydra" in modules:
         return None
     keywords = {keyword.arg for call in script.calls for keyword in call.keywords}
-    if keywords & {"default_root_dir", "dirpath", "save_dir", "enable_checkpointing", None}:
+    placed = any(call.args and _PLACES.search(name_of(call.func)) for call in script.calls)
+    if placed or keywords & _PLACED_BY or not _is_of_lightning(trainer, script):
         return None
-    return script.called.get("Trainer")
+    parts = [k.value for k in trainer.keywords if k.arg in ("callbacks", "logger")]
+    plain = (part.elts if isinstance(part, ast.List) else [part] for part in parts)
+    return trainer if all(map(_is_plain, (each for group in plain for each in group))) else None
+
+
+def _is_of_lightning(trainer: ast.Call, script: Script) -> bool:
+    froms = [node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)]
+    return isinstance(trainer.func, ast.Attribute) or any(
+        (node.module or "").partition(".")[0] in _LIGHTNING
+        and "Trainer" in [alias.asname or alias.name for alias in node.names]
+        for node in froms
+    )
+
+
+def _is_plain(part: ast.expr) -> bool:
+    """True for a constant, and for a call of a callback or logger that Lightning has."""
+    return isinstance(part, ast.Constant) or (
+        isinstance(part, ast.Call) and bool(_OF_LIGHTNING.search(name_of(part.func)))
+    )
 
 
 def _trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, str]]:

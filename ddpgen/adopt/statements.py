@@ -144,7 +144,7 @@ class Statements:
     def _redirected(self, node: Node, operator: str) -> None:
         if self._read_text(node):
             return
-        if source(node.named_children[0]) == "exec":
+        if source(node.named_children[0]) == "exec" and _written(node):
             self._lost(node, operator)
         launches = len(self.launches)
         for child in node.named_children:
@@ -154,8 +154,12 @@ class Statements:
                         self._statement(other, operator)
             elif not child.type.endswith("_redirect"):
                 self._statement(child, operator)
-            elif self.launches[launches:] and not _NO_FILE.search(source(child)):
-                self.draft.report_lost(self._line(child), source(child))
+        if self.launches[launches:]:
+            self._report_redirects(node)
+
+    def _report_redirects(self, node: Node) -> None:
+        for child in _written(node):
+            self.draft.report_lost(self._line(child), source(child))
 
     def _read_text(self, node: Node) -> bool:
         """Take the text of `read -r -d '' NAME <<EOF`. Return False for another statement."""
@@ -385,6 +389,7 @@ class Statements:
                 directory=self.shell.directory,
             )
             self.launches.append(launch)
+            self._report_redirects(node)
             self._check_operator(launch, operator)
         elif words[0] == "cd":
             self.change_directory(words[-1] if words[1:] else "~", line, text)
@@ -492,6 +497,12 @@ def _assignments(node: Node) -> Iterator[Node]:
         yield node
     elif node.type == "variable_assignments":
         yield from node.named_children
+
+
+def _written(node: Node) -> list[Node]:
+    """Return the redirections of a statement to or from files."""
+    redirects = (child for child in node.children if child.type == "file_redirect")
+    return [each for each in redirects if not _NO_FILE.search(source(each))]
 
 
 def _words(value: Value) -> list[str]:

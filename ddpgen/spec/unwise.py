@@ -44,7 +44,7 @@ _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     **dict.fromkeys(("PATH", "PYTHONPATH"), (re.compile("[^;]*"), "has a ; in it, which separates no directories here", "/a:/b")),
 }  # fmt: skip
 # A variable that a line of bash sets.
-_GIVEN = re.compile(r"(?:^|\s)([A-Za-z_]\w*)=[\"']?([^\s\"';&]+)")
+_GIVEN = re.compile(r"(?:^|\s)([A-Za-z_]\w*)=[\"']?([^\s\"';&$`]+)")
 # Interfaces of containers, which lead to no other machine.
 _OF_CONTAINERS = re.compile(r"docker\d+|veth.*|cni\d+")
 _COMMAND = re.compile(r"\$\([^)]+\)|`[^`]+`")
@@ -216,7 +216,7 @@ def _tokens(job: JobSpec) -> Iterator[Conflict]:
     for field, lines in lists.items():
         texts += [((f"{field}[{i}]", field), str(line)) for i, line in enumerate(lines)]
     for fields, text in texts:
-        given = _GIVEN.findall(text)
+        given = [] if fields[0].startswith("train.") else _GIVEN.findall(text)
         if exposes_secret("", text) or any(exposes_secret(*each) for each in given):
             problem = "looks like a secret, and everybody who reads the bundle reads it"
             remedy = "write its name into secrets, and read the variable of this name"

@@ -690,9 +690,14 @@ def test_a_form_of_the_launch_is_the_same_job(form: str, run: Run, tmp_path: Pat
 
 
 def test_braces_in_quotes_stay_as_they_are(run: Run, tmp_path: Path) -> None:
-    text = "torchrun train.py '{1,2}' \"{3..4}\" ${A:-5,6}\n"
+    text = 'torchrun train.py \'{1,2}\' "{3..4}" ${A:-5,6} "{\\"a\\":{\\"b\\":1,\\"c\\":2}}"\n'
     out, err = spec_of(run, tmp_path, text, "a.sh")
-    assert read(out.encode(), "a")["local"].job.train.args == ("{1,2}", "{3..4}", "5,6")
+    assert read(out.encode(), "a")["local"].job.train.args == (
+        "{1,2}",
+        "{3..4}",
+        "5,6",
+        '{"a":{"b":1,"c":2}}',
+    )
     assert "whose value" not in err
 
 
@@ -836,6 +841,10 @@ def test_a_launcher_named_by_its_path(
         ("srun numactl -N 0 torchrun train.py", ":6: not carried over: numactl -N 0"),
         ("taskset -c 0-7 timeout 3h srun torchrun train.py", ":6: not carried over: taskset -c 0-7"),
         ("srun nsys profile -o x uv run torchrun train.py", ":6: not carried over: nsys profile -o x\n"),
+        ("A=($(hosts))\nsrun torchrun train.py ${#A[@]}", ":7: not carried over: the argument ${#A[@]}, whose value adopt"),
+        ("A=(*.tar)\nsrun torchrun train.py ${#A[@]}", ":7: not carried over: the argument ${#A[@]}, whose value adopt"),
+        ("> log srun torchrun train.py", ":6: not carried over: > log"),
+        ("srun apptainer exec --pwd $PWD/src a.sif torchrun train.py", ":6: not carried over: apptainer --pwd=$PWD/src"),
         ("A=xx\nsrun torchrun train.py ${#A[@]}", ":7: not carried over: the argument ${#A[@]}, whose value adopt"),
         ("X=$TMPDIR/a.b\nsrun torchrun train.py ${X%.*}", ":7: not carried over: the argument ${X%.*}, whose value adopt"),
     ],
@@ -912,6 +921,7 @@ def test_an_option_of_srun_that_is_dropped_is_named(
     "lines",
     [
         "srun torchrun train.py 2>&1 >/dev/null",
+        "exec 2>&1\nsrun torchrun train.py",
         "set -euo pipefail\nsrun torchrun train.py | tee log",
         "srun torchrun train.py |& tee log\nexit ${PIPESTATUS[0]}",
         "srun torchrun train.py || exit 1",
@@ -927,6 +937,7 @@ def test_what_is_no_trap(lines: str, run: Run, tmp_path: Path) -> None:
     told = [line for line in err.splitlines() if ": trap: " in line and "CPU" not in line]
     assert told == []
     assert "/dev/null" not in err
+    assert "2>&1" not in err
 
 
 PARTS = [

@@ -25,11 +25,15 @@ NOT_THERE = [
     ("name: a\ncode: reads.py\ntrain: {script: reads.py}\n", "code", "reads.py:1 opens conf/a.yaml"),
     (SCRIPT.format("args: {deepspeed: conf/ds.json}"), "train.args.deepspeed", "add it to code"),
     (SCRIPT.format("args: [--config=conf/ds.json]"), "train.args[0]", "add it to code"),
+    (SCRIPT.format("args: [--deepspeed, conf/ds.json]"), "train.args[1]", "add it to code"),
 ]  # fmt: skip
 THERE = [
     SCRIPT.format("args: {config: sub/b.yaml, out: conf, other: /conf/a.yaml, name: '{job}/a.yaml'}"),
     SCRIPT.format("args: {config: conf/a.yaml}, workdir: /work"),
     SCRIPT.format("args: {metrics: conf/ds.json}"),
+    SCRIPT.format("args: [--dump_config, conf/ds.json]"),
+    SCRIPT.format("args: [--save-to=conf/a.yaml]"),
+    "name: a\ncode: twice.py\ntrain: {script: twice.py}\n",
     "name: a\ncode: reads.py\ntrain: {script: reads.py, workdir: /work}\n",
     "name: a\ncode: others.py\ntrain: {script: others.py}\n",
     COMMAND.format("conf/none.yaml"),
@@ -62,6 +66,9 @@ def write(place: Path) -> None:
         (place / name).write_text("import inner, torch\n")
     (place / "conf/ds.json").touch()
     (place / "reads.py").write_text("exec(open('./conf/a.yaml').read())\n")
+    (place / "twice.py").write_text(
+        "f = exists('conf/a.yaml')\nif f: open('conf/a.yaml')\nopen('../x')\n"
+    )
     others = "open('conf/a.yaml', 'w'), open('/conf/a.yaml'), open('none.yaml'), open(x), f.open('conf/a.yaml')"
     (place / "others.py").write_text(f"{others}\nopen('conf/a.yaml', **how)\n")
 

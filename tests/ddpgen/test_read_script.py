@@ -316,6 +316,8 @@ SWITCHED_OFF = [
     (PARSED, "{save-strategy: 'no'}", "train.args.save-strategy"),
     (PARSED.replace("TrainingArguments", "SFTConfig"), "{save_strategy: 'no'}", "train.args.save_strategy"),
     (PARSED, "{save_strategy: steps}", ""),
+    (PARSED, "[--save_strategy, 'no', --do_eval]", ""),
+    (PARSED, "[--save_strategy, 'no', --do_eval, --do_train]", "train.args[0]"),
     (f"{PARSED}t.save_model()\n", "{save_strategy: 'no'}", ""),
     (PARSED.replace("TrainingArguments", "Others"), "{save_strategy: 'no'}", ""),
     (PARSED.replace("HfArgumentParser", "Parser"), "{save_strategy: 'no'}", ""),
@@ -863,9 +865,9 @@ PROCESSES = [
     ("nodes: 2", "t = Trainer(devices=1, num_nodes=4)\n", "nodes", "num_nodes=4, and nodes is 2"),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=8, rank=r)\n", "train.script", "t.py:3 waits for 8 processes, and the job has 2"),
     ("procs_per_node: 2", "t = Trainer(devices=2, strategy='ddp_spawn')\n", "train.script", "t.py:1: ddp_spawn starts"),
-    ("procs_per_node: 2", f"{_STATE}m = nn.DataParallel(m)\n", "train.script", "t.py:3: each of 2 processes trains alone"),
     (_ON_GPUS, f"{_STATE}torch.cuda.set_device(dist.get_rank())\n", "train.script", "t.py:3 takes GPU dist.get_rank(), and only"),
     (_ON_GPUS, f"{_STATE}r = int(os.environ['RANK'])\ntorch.cuda.set_device(r)\n", "train.script", "t.py:4 takes GPU int(os.environ['RANK'])"),
+    (_ON_GPUS, f"{_STATE}m = nn.DataParallel(m)\n", "train.script", "t.py:3: each of 4 processes trains alone on all"),
     (_ON_GPUS, "t = Trainer(accelerator='cpu', num_nodes=2)\n", "train.script", "t.py:1: accelerator='cpu', and the job's GPUs stay idle"),
     (_ON_GPUS, f"{_STATE}a = Accelerator(cpu=True)\n", "train.script", "t.py:3: cpu=True, and the job's GPUs"),
     ("", f"{_STATE}a = Accelerator(mixed_precision='fp16')\n", "train.script", "t.py:3: mixed_precision='fp16', and the job has no GPUs"),
@@ -878,9 +880,15 @@ PROCESSES = [
     ("nodes: 2", f"{_STATE}if alone: dist.init_process_group('gloo', world_size=1)\n", "", ""),
     ("procs_per_node: 2", "t = Trainer(devices=2, strategy='ddp')\n", "", ""),
     ("", "t = Trainer(strategy='ddp_spawn')\n", "", ""),
-    ("", f"{_STATE}m = nn.DataParallel(m)\n", "", ""),
-    ("procs_per_node: 2", f"{_STATE}if single: m = nn.DataParallel(m)\n", "", ""),
-    ("procs_per_node: 2", f"{_STATE}a = nn.DataParallel(m)\nb = DistributedDataParallel(m)\n", "", ""),
+    ("gpus_per_node: 1", f"{_STATE}m = nn.DataParallel(m)\n", "", ""),
+    ("procs_per_node: 2", f"{_STATE}m = nn.DataParallel(m)\n", "", ""),
+    (_ON_GPUS, f"{_STATE}if single: m = nn.DataParallel(m)\n", "", ""),
+    (_ON_GPUS, f"from x import DistributedDataParallel as Native\n{_STATE}a = nn.DataParallel(m)\n", "", ""),
+    ("nodes: 2\nprocs_per_node: 1\ngpus_per_node: 8", f"{_STATE}torch.cuda.set_device(dist.get_rank())\n", "", ""),
+    (_ON_GPUS, "t = Trainer(num_nodes=2)\nt = Trainer(accelerator='cpu', num_nodes=2)\n", "", ""),
+    ("", f"{_STATE}if torch.cuda.is_available(): f()\nelse: init_process_group('gloo')\ninit_process_group('nccl')\n", "", ""),
+    ("", f"{_STATE}def a(): m.cuda()\ndef b(): a()\nif gpu: b()\n", "", ""),
+    ("nodes: 2", f"{_STATE}dist.init_process_group(world_size=8)\ndist.init_process_group('gloo')\n", "", ""),
     (_ON_GPUS, f"{_STATE}torch.cuda.set_device(dist.get_rank() % 2)\n", "", ""),
     (_ON_GPUS, f"{_STATE}r = dist.get_rank()\nr = r % 2\ntorch.cuda.set_device(r)\n", "", ""),
     ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}torch.cuda.set_device(dist.get_rank())\n", "", ""),
@@ -929,6 +937,7 @@ torch.save(model, "ckpt.pt")
     "text", [
         RESUMES,
         RESUMES.replace('default=""', 'action="store_true"').replace("args.resume))", "'ckpt.pt'))"),
+        RESUMES.replace("if args.resume:", "if args.resume is not None and exists(args.resume):"),
         "def go_on():\n  torch.load(a)\n" + RESUMES.replace("torch.load(args.resume)", "go_on()"),
     ],
 )  # fmt: skip
@@ -936,10 +945,10 @@ def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> N
     (warning,) = told(tmp_path, text)
     assert warning.where == "train.resume"
     assert "loads a checkpoint only with --resume, which the job does not give" in warning.text
-    assert "write resume: {exists: ckpt.pt, args: --resume" in warning.text
+    assert 'write resume: {exists: ckpt.pt, args: "--resume' in warning.text
     for place in ("place", "os.path.join(out, 'ckpt.pt')"):
         (warning,) = told(tmp_path, text.replace('"ckpt.pt"', place))
-        assert "write resume: {exists: CHECKPOINT, args: --resume" in warning.text
+        assert 'write resume: {exists: CHECKPOINT, args: "--resume' in warning.text
 
 
 @pytest.mark.parametrize(
@@ -949,6 +958,19 @@ def test_a_script_that_goes_on_only_by_an_option(text: str, tmp_path: Path) -> N
         (RESUMES, "{}\n  resume: {exists: ckpt.pt, args: --resume=ckpt.pt}"),
         (RESUMES, "{}\n  resume: scratch"),
         (f"{RESUMES}torch.load(x)\n", "{}"),
+        (RESUMES.replace("if args.resume", "if not args.resume"), "{}"),
+        (RESUMES.replace("if args.resume", "if args.resume or exists(last)"), "{}"),
+        (
+            RESUMES.replace("torch.save", "elif exists(last):\n    torch.load(last)\ntorch.save"),
+            "{}",
+        ),
+        (RESUMES.replace("args.resume", "resume"), "{}"),
+        (RESUMES.replace('default=""', "default=find()"), "{}"),
+        (RESUMES.replace("resume", "no_resume").replace('default=""', "action='store_true'"), "{}"),
+        (RESUMES.replace('"--resume"', '"-r", "--resume"'), "[-r, ckpt.pt]"),
+        (RESUMES.replace('"--resume"', '"--resume", "--resume-from"'), "[--resume-from, ckpt.pt]"),
+        (RESUMES, "[--res, ckpt.pt]"),
+        (f"{RESUMES}p.set_defaults(resume=x)\n", "{}"),
         (RESUMES.replace('default=""', 'default="ckpt.pt"'), "{}"),
         (RESUMES.replace("if args.resume", "if args.other"), "{}"),
         (f"{RESUMES}t = Trainer()\n", "{}"),
@@ -1362,6 +1384,29 @@ DEFAULT_PLACES = [
     (LIGHTNING.replace("max_epochs=3", "**more"), "{}", ""),
     (f"c = ModelCheckpoint(dirpath=d)\n{LIGHTNING}", "{}", ""),
     (f"c = WandbLogger(save_dir=d)\n{LIGHTNING}", "{}", ""),
+    (f"c = ModelCheckpoint('/checkpoints/x')\n{LIGHTNING}", "{}", ""),
+    (LIGHTNING.replace("max_epochs=3", "callbacks=make()"), "{}", ""),
+    (
+        LIGHTNING.replace("max_epochs=3", "callbacks=[EarlyStopping('loss')], logger=False"),
+        "{}",
+        "train.script",
+    ),
+    (f"import hydra\n{LIGHTNING}", "{}", ""),
+    (
+        LIGHTNING.replace("L.Trainer", "Trainer").replace(
+            "import lightning as L", "import lightning\nfrom mine import Trainer"
+        ),
+        "{}",
+        "",
+    ),
+    (
+        LIGHTNING.replace("L.Trainer", "Trainer").replace(
+            "import lightning as L", "from lightning import Trainer"
+        ),
+        "{}",
+        "train.script",
+    ),
+    (PARSED, "[--output_dir, ./out, --push_to_hub]", ""),
     (f"def end(t): t.save_checkpoint(place)\n{LIGHTNING}", "{}", ""),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from tests.ddpgen.conftest import GPT, ROOT, Fault, Run, check_bash, faults, fin
 BUCKET = "bucket: s3://bbb"
 _SIZES = ("workload", "steps", "global_batch_size", "micro_batch_size")
 SCRIPT_INSTEAD = f"{{script: /t.py, {', '.join(f'{name}: null' for name in _SIZES)}}}"
+HOME = posixpath.join("/home", "sky")  # of a machine of SkyPilot's
 Rendered = Callable[..., dict[str, Any]]
 
 
@@ -730,8 +732,10 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "requirements: [torch==2.13.0], infra: azure/eastus2",
         "requirements: [torch==2.13.0], infra: azure, instance_type: Standard_D8s_v5",
         "requirements: [torch==2.13.0], memory: 24576",
-        f"requirements: [torch==2.13.0], train: {SCRIPT_INSTEAD.replace('/t.py', 'module:m, args: [--out=/home/ubuntu/out]')}",
+        f"requirements: [torch==2.13.0], train: {SCRIPT_INSTEAD.replace('/t.py', 'module:m, args: [--out=' + HOME + ']')}",
         "requirements: [torch==2.13.0], infra: nebius/eu-north1, spot: false",
+        f"requirements: [torch==2.13.0], train: {SCRIPT_INSTEAD.replace('script: /t.py', 'command: [~/miniconda3/bin/mine], resume: scratch')}",
+        "requirements: [torch==2.13.0, wandb==0.20.0], train: {trackers: wandb}, python: {activate: wandb login}",
         "requirements: [torch==2.13.0], train: {args: {text: /checkpoints/x.txt}}",
     ],
 )

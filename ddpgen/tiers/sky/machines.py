@@ -65,7 +65,7 @@ _OF_A_CLUSTER = re.compile(
     r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
 )
 # A home directory that no machine of SkyPilot has.
-_OTHER_HOME = re.compile(r"/home/(?!(ubuntu|gcpuser|azureuser|sky)/)|/Users/")
+_OTHER_HOME = re.compile(r"/home/(?!(ubuntu|gcpuser|azureuser|sky)(/|$))|/Users/")
 # A line that makes what a later one needs.
 _MAKES = re.compile(r"\b(clone|install|venv|create|wget|curl|rsync|cp)\s")
 # The clouds on which SkyPilot takes network_tier: best together with an image of the cloud.
@@ -99,8 +99,8 @@ def check(job: SkyJob) -> Iterator[Conflict]:
         yield from _files_of_a_new_machine(job)
         if job.requirements and not job.locked:
             yield from _packages(job)
-        names = (*job.env, *(secret.name for secret in job.secrets))
-        if "wandb" in job.train.trackers and not any("WANDB" in name for name in names):
+        names = (*job.env, *(secret.name for secret in job.secrets), *job.python.activate)
+        if "wandb" in job.train.trackers and not any("WANDB" in n.upper() for n in names):
             problem = "wandb has no login on a new machine"
             yield Conflict(("train.trackers",), problem, "write secrets: [WANDB_API_KEY]", False)
     yield from _labels(job)
@@ -130,7 +130,7 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         mib = directives.memory_mib(job.memory)
         yield from unwise.memory("memory", job.memory, mib, job.procs_per_node, "16GB")
         if mib > _MOST_MIB:
-            problem = f"{job.memory} GB are more than any machine has"
+            problem = f"{job.memory} is more than any machine has"
             yield Conflict(("memory",), problem, "write the size in GB, like 64", False)
     if job.ordered and len(job.accelerators) < 2 and len(job.infra) < 2:
         yield unwise.no_effect("ordered", "on fewer than two accelerators or places")
@@ -246,7 +246,7 @@ def _files_of_a_new_machine(job: SkyJob) -> Iterator[Conflict]:
     """Yield a warning for each file of the job that nothing brings to the machine."""
     args, bucket = job.train.args, f"{job.bucket.path}/" if job.bucket else "/checkpoints/"
     data = args.get("text") if isinstance(args, Mapping) and job.train.workload == "gpt" else None
-    program = next((word for word in job.train.command[:1] if word.startswith("~")), None)
+    program = next(filter(_OF_A_CLUSTER.match, job.train.command[:1]), None)
     paths: dict[str, str | None] = {
         "train.script": job.train.script,
         "train.command": program,
