@@ -53,16 +53,25 @@ class Child(asyncio.SubprocessProtocol):
         """Start a program. Raise OSError if it cannot be started. `line`: see trace.begin()."""
         loop = asyncio.get_running_loop()
         ended = trace.begin(argv, cwd, line)
-        _, child = await loop.subprocess_exec(
-            lambda: cls(on_output, ended),
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            cwd=cwd,
+        starting = loop.create_task(
+            loop.subprocess_exec(
+                lambda: cls(on_output, ended),
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+            )
         )
-        return child
+        try:
+            await asyncio.wait([starting])
+        except asyncio.CancelledError:
+            # A cancelled subprocess_exec() waits until every process that has the program's pipes ends.
+            _, child = await starting
+            await child.kill()
+            raise
+        return starting.result()[1]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
