@@ -217,16 +217,16 @@ class Shell:
 
     def _computed(self, text: str) -> str:
         """Return the value of ${#NAME} or ${NAME%PATTERN} and the like."""
-        if found := _LENGTH.fullmatch(text):
-            value = self._variable(found[1], found[2] and "@")
+        if length := _LENGTH.fullmatch(text):
+            value = self._variable(length[1], length[2] and "@")
             items = value if isinstance(value, list) else [value or ""]
-            is_sure = value is not None and isinstance(value, list) == bool(found[2])
+            is_sure = value is not None and isinstance(value, list) == bool(length[2])
             if is_sure and all(is_known(item) and item not in self.globs for item in items):
                 return str(len(value or ""))
-        elif found := _CUT.fullmatch(text):
-            value = self._variable(found[1], None)
+        elif cut := _CUT.fullmatch(text):
+            value = self._variable(cut[1], None)
             if isinstance(value, str) and is_known(value) and len(value) <= _LONGEST_CUT:
-                return _cut(value, found[2], found[3])
+                return _cut(value, cut[2], cut[3])
         return unknown(text)
 
     def _variable(self, name: str, index: str | None) -> Value | None:
@@ -301,8 +301,8 @@ def _number(text: str) -> int | None:
 def _cut(value: str, operator: str, pattern: str) -> str:
     """Return a value without the part that the pattern matches: % at its end, # at its begin, doubled the longest."""
     cuts = range(len(value) + 1)
-    for cut in reversed(cuts) if operator in ("%", "##") else cuts:
-        begin, end = value[:cut], value[cut:]
+    for index in reversed(cuts) if operator in ("%", "##") else cuts:
+        begin, end = value[:index], value[index:]
         if fnmatchcase(end if "%" in operator else begin, pattern):
             return begin if "%" in operator else end
     return value

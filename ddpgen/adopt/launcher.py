@@ -39,11 +39,12 @@ _LOST_PREFIXES = {"timeout": "write targets.slurm.time"} | dict.fromkeys(
 )
 # Options of srun and sbatch. A letter or another name stands for the same option in both.
 SLURM_SHORT = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
-    "F": "nodefile", "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit", "k": "no-kill", "L": "licenses", "l": "label",
-    "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
-    "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait",
-    "w": "nodelist", "x": "exclude", "tasks": "ntasks", "tasks-per-node": "ntasks-per-node",
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
+    "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "J": "job-name", "K": "kill-on-bad-exit",
+    "k": "no-kill", "L": "licenses", "l": "label", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks",
+    "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe",
+    "t": "time", "u": "unbuffered", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude", "tasks": "ntasks",
+    "tasks-per-node": "ntasks-per-node",
 }  # fmt: skip
 SLURM_FLAGS = frozenset([
     "exclusive", "requeue", "no-requeue", "parsable", "overcommit", "oversubscribe", "no-kill", "hold", "contiguous",
@@ -255,9 +256,9 @@ def _environment(prefix: Prefix, rest: list[str]) -> Prefix:
 def _without_python_options(words: list[str]) -> list[tuple[str, str]]:
     """Remove the options of Python but -m from behind words[0]. Return those that a spec does not have, with remedies."""
     lost = []
-    while found := _PYTHON_OPTION.fullmatch("".join(words[1:2])):
+    while option_match := _PYTHON_OPTION.fullmatch("".join(words[1:2])):
         del words[1]
-        flags, name, value = found.groups()
+        flags, name, value = option_match.groups()
         if name and not value:
             value = "".join(words[1:2])
             del words[1:2]

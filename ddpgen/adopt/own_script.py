@@ -21,14 +21,13 @@ _CPU_WORDS = {"cuda": "cpu", "nccl": "gloo"}
 _ASK_TORCH = "let the script ask torch.cuda.is_available()"
 # The names of options that make a script go on from a checkpoint.
 _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
+# Those that give no other weights to begin with.
 _GOES_ON = re.compile(r"(auto[-_]?)?(resume|continue)", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
 # Functions whose "cuda" takes no GPU.
 _NO_REQUEST = frozenset([
     "startswith", "endswith", "get", "option", "DEFINE_string", "DEFINE_enum", "field", "GradScaler", "autocast", "print",
 ])  # fmt: skip
-
-
 # A call, its setting and the values that need a GPU; and those with which it uses none.
 _WITH_GPU: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("Trainer", "accelerator"): ("gpu", "cuda"),

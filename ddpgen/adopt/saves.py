@@ -26,6 +26,7 @@ _CHECKPOINT_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_f
 _CHECKPOINT_READS = frozenset([
     "load", "safe_open", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
+# Modules whose `load` reads no checkpoint.
 _NO_CHECKPOINTS = frozenset(
     ["json", "yaml", "pickle", "np", "numpy", "toml", "tomllib", "OmegaConf"]
 )
@@ -199,6 +200,7 @@ def _default_trainer(script: Script) -> ast.Call | None:
 
 
 def _is_of_lightning(trainer: ast.Call, script: Script) -> bool:
+    """True if the script does not import the trainer's class from a module of its own."""
     froms = [node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)]
     return isinstance(trainer.func, ast.Attribute) or any(
         (node.module or "").partition(".")[0] in _LIGHTNING

@@ -85,7 +85,7 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
         before = {*job.begun(), *job.checkpoints()}
         job.until(lambda: bool({*job.begun()} - before))
         head.power_off()
-        job.bucket.fast()  # and what is on the way to the slow bucket is lost
+        job.bucket.fast()  # drops the packets that are still on the way to the slow bucket
         left.update(cut_off=job.begun()[-1], whole=job.checkpoints()[-1])
 
     job.lose(power_off)
