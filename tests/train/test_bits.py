@@ -19,7 +19,8 @@ CPU = torch.device("cpu")
 _PROBE = """
 import json, sys, torch
 from train.distributed import bits
-torch.set_num_threads(int(sys.argv[1]))
+from train.training import numerics
+numerics.pin(int(sys.argv[1]))
 print(json.dumps(dict(bits.probe(torch.device("cpu")))))
 """
 IS_X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

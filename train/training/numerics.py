@@ -28,6 +28,10 @@ _FREE = {
 
 def pin(threads: int) -> None:
     """Fix the choices that torch would otherwise make by machine or by timing."""
+    # MKL chooses its kernels in its first call. If two threads make this call at once, one of them may compute square
+    # roots by another kernel, which gives other bits.
+    torch.set_num_threads(1)
+    torch.ones(1).sqrt()
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     # Only warn, because on a GPU repeats.check decides if the model can train in the mode "error". This call and the
