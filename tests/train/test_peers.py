@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def raised_by(action: object) -> str:
 @pytest.mark.parametrize("exchange", ["all_reduce", "broadcast", "barrier"])
 def test_a_process_that_ends_in_a_collective_is_gone(tmp_path: Path, exchange: str) -> None:
     told = tmp_path / "told"
+    connected = multiprocessing.get_context("fork").Event()
 
     def body(world: World) -> None:
         tensor = torch.ones(1 << 20)
@@ -41,7 +43,9 @@ def test_a_process_that_ends_in_a_collective_is_gone(tmp_path: Path, exchange: s
             "barrier": dist.barrier,
         }
         if world.rank == 0:
+            connected.set()
             told.write_text(raised_by(calls[exchange]))
+        connected.wait()
         os._exit(0)
 
     with pytest.raises(EOFError):  # none of them is there to answer any more
