@@ -28,9 +28,9 @@ TEST_ID = "DDPGEN_TEST_ID"
 GRACE_S = 10.0
 # Each file is run by one process, so that it brings up its hosts once. These take minutes.
 LONGEST = (
-    "test_script_kills.py", "test_script_hosts.py", "test_sky_jobs.py", "test_slurm_faults.py", "test_slurm_jobs.py", "test_checkin.py", "test_hosts.py",
+    "test_script_kills.py", "test_script_hosts.py", "test_sky_jobs.py", "test_slurm_faults.py", "test_slurm_jobs.py", "test_hosts.py",
     "test_hosts_faults.py", "test_nodes.py", "test_run.py", "test_kills.py", "test_own_scripts.py",
-    "test_docs.py",
+    "test_docs.py", "test_checkin.py", "test_checkin_strangers.py", "test_checkin_absent.py",
     "test_follow_slurm.py", "test_doctor.py", "test_examples.py", "test_local_sh.py",
 )  # fmt: skip
 # How long execve may leave a process without arguments and environment.

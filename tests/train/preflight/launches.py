@@ -108,3 +108,7 @@ def codes(outcome: PreflightResult) -> list[str]:
 
 def causes(outcome: PreflightResult) -> list[str]:
     return [finding.cause for finding in outcome.findings]
+
+
+def severities(outcome: PreflightResult) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity) for finding in outcome.findings]
