@@ -17,6 +17,7 @@ ARGS :=
 # launches would time out. In the order of tests/conftest.py.
 AT_ONCE := 6
 nightly: AT_ONCE := 3
+check: AT_ONCE := 8
 PYTEST = python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
@@ -43,7 +44,7 @@ sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests
 frameworks: venv ## Hugging Face, Lightning and accelerate, for the tests of scripts written with them
 	@tools/venv.sh frameworks
 
-check: static ## format, lint, types and every test that starts no engine: at most 4 minutes
+check: static ## format, lint, types and every test that starts no engine: about 3 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
 test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes

@@ -32,6 +32,7 @@ LONGEST = (
     "test_hosts_faults.py", "test_nodes.py", "test_run.py", "test_kills.py", "test_own_scripts.py",
     "test_docs.py", "test_checkin.py", "test_checkin_strangers.py", "test_checkin_absent.py",
     "test_follow_slurm.py", "test_doctor.py", "test_examples.py", "test_local_sh.py",
+    "test_own_parts.py", "test_sharding.py", "test_store_runs.py", "test_odd_models.py", "test_notice.py",
 )  # fmt: skip
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0

@@ -18,6 +18,7 @@ import pytest
 
 from ddpgen.monitor import watch
 from ddpgen.tiers.slurm import jobs as slurm_jobs
+from tests.clocks import give_time
 from tests.ddpgen.answers import record
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
@@ -285,7 +286,7 @@ def test_the_watching_ends_with_the_last_of_the_jobs(
             cluster.answers("scontrol.4711", FORGOTTEN)
             cluster.answers("sacct", "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n")
 
-    monkeypatch.setattr(watch.time, "sleep", sleep)
+    give_time(monkeypatch, watch, sleep=sleep)
     done = run("status", "job.yaml", "--watch")
     assert (done.code, done.err) == (0, "")
     told = [line.partition(" ")[2] for line in done.out.splitlines()]

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import watch
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.monitor.screen import View
+from tests.clocks import give_time
 from tests.ddpgen.conftest import ROOT, Run, progress
 
 Spec = Callable[..., Path]
@@ -122,9 +124,7 @@ def test_in_a_pipe_there_is_a_line_for_each_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(watch.time, "time", clock.time)
-    monkeypatch.setattr(watch.time, "sleep", clock.sleep)
-    monkeypatch.setattr(watch.time, "localtime", watch.time.gmtime)
+    give_time(monkeypatch, watch, time=clock.time, sleep=clock.sleep, localtime=time.gmtime)
     nothing = Report("d", state.read({}), None)
     answers: Iterator[JobStatus | Exception] = iter([
         JobStatus([nothing], False, "4711 PENDING (Priority)"),

@@ -83,6 +83,7 @@ def test_wheel_holds_the_generator_its_templates_and_the_training_module_and_no_
     assert {Path(name).name for name in metadata} >= {"entry_points.txt", "LICENSE", "METADATA"}
 
 
+@pytest.mark.nightly
 def test_sdist_holds_every_file_of_the_project_and_builds_the_same_wheel(
     tmp_path: Path, wheel: Path
 ) -> None:

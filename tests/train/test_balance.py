@@ -242,7 +242,10 @@ def losses(of: Run) -> list[float]:
     return [row["loss"] for row in jobs.rows(of.directory, "step")]
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("gpt", GPT), ("batch_norm_and_dropout", ())])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [pytest.param("gpt", GPT, marks=pytest.mark.nightly), ("batch_norm_and_dropout", ())],
+)
 def test_a_change_at_every_step_changes_no_bit(
     name: str, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:

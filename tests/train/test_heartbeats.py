@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+import train.health.reporter
+from tests.clocks import give_time
 from tests.ports import free_port
 from train.health import heartbeats, stacks
 from train.health.heartbeats import Beat, HostView, ReceivedBeat, read_beats
@@ -112,7 +114,7 @@ def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("train.health.reporter.time.monotonic", lambda: clock[0])
+    give_time(monkeypatch, train.health.reporter, monotonic=lambda: clock[0])
     moves, mine = Durations(), Beat(0, 0, 2, "a", 1, "machine")
     standing = Position("forward", "", (), False, 0.0)
     usual = []

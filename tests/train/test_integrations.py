@@ -68,7 +68,7 @@ TO_AN_OPEN_FILE = ('"ckpt.pt")\nprint', 'open("ckpt.pt", "wb"))\nprint')
 @pytest.mark.parametrize(
     ("change", "options", "begins"),
     [
-        (("", ""), GO_ON, 10),
+        pytest.param(("", ""), GO_ON, 10, marks=pytest.mark.nightly),
         pytest.param(TO_AN_OPEN_FILE, (), None, marks=pytest.mark.nightly),
         pytest.param(BY_ITSELF, (), 10, marks=pytest.mark.nightly),
         pytest.param(("", ""), ("--from-scratch",), 0, marks=pytest.mark.nightly),

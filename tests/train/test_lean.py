@@ -117,6 +117,7 @@ optimizer.step()
     assert python(STEP + code) == ["True"] * 4
 
 
+@pytest.mark.nightly
 def test_the_weights_are_those_of_torchs_own_step(python: Python) -> None:
     code = """
 from copy import deepcopy

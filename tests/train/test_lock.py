@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.clocks import give_time
 from train.base.errors import TrainError
 from train.base.files import locked
 from train.run import lock
@@ -270,7 +271,7 @@ def test_a_holder_that_beat_while_the_claim_stood_still_is_alive(
         monkeypatch.setattr(lock, "SILENCE_S", 10.0)  # what has passed since is more than that
         os.utime(tmp_path / "lock")
 
-    monkeypatch.setattr(lock.time, "sleep", stand_still)
+    give_time(monkeypatch, lock, sleep=stand_still)
     with pytest.raises(HeldByLiveJobError, match="job 'remote'"):
         claim(tmp_path, "second", os.getpid())
     fence.close()

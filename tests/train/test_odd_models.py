@@ -58,12 +58,12 @@ def test_a_step_is_the_step_that_plain_torch_takes(name: str, tmp_path: Path) ->
     [
         "dropout",
         "channels_last",
-        "transposed",
+        pytest.param("transposed", marks=pytest.mark.nightly),
         "one_gradient_for_two",
-        "tied",
+        pytest.param("tied", marks=pytest.mark.nightly),
         "changed_now_and_then",
-        "changed_in_evaluation",
-        "table_that_grows",
+        pytest.param("changed_in_evaluation", marks=pytest.mark.nightly),
+        pytest.param("table_that_grows", marks=pytest.mark.nightly),
     ],
 )
 def test_any_number_of_processes_gives_the_same_bits(name: str, tmp_path: Path) -> None:

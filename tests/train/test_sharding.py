@@ -210,7 +210,9 @@ def is_first(optimizers: Sequence[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("layout", [[[0, 1], [2, 3]], [[0], [1, 2]]])
+@pytest.mark.parametrize(
+    "layout", [[[0], [1, 2]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.nightly)]
+)
 def test_every_class_updates_as_without_it(
     tmp_path: Path, layout: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

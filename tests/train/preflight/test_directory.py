@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.clocks import give_time
 from train.preflight import directory
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
@@ -258,8 +259,7 @@ def test_a_holder_on_another_machine_that_cannot_be_told_dead_in_time_is_a_note(
     edit(where, boot="elsewhere", generation=1)
     monkeypatch.setattr(directory, "WATCH_S", 0.6)
     slept: list[float] = []
-    sleep = time.sleep
-    monkeypatch.setattr(lock.time, "sleep", lambda s: slept.append(s) or sleep(s))
+    give_time(monkeypatch, lock, sleep=lambda s: slept.append(s) or time.sleep(s))
     (finding,) = found(job)
     assert (finding.code, finding.severity) == ("DIR004", "note")
     # A moment later this would pass for a file server that does not answer.
@@ -286,7 +286,7 @@ def test_a_token_that_another_host_is_about_to_write_is_waited_for(
     job.checkpoint_dir.mkdir(parents=True)
     token = job.checkpoint_dir / directory.TOKEN
     token.touch()
-    monkeypatch.setattr(directory.time, "sleep", lambda _: token.write_text("late"))
+    give_time(monkeypatch, directory, sleep=lambda _: token.write_text("late"))
     assert directory.look(of_hosts(job, shared=True)).token == "late"
 
 

@@ -84,6 +84,7 @@ def test_residual_branches_begin_smaller_the_deeper_the_model(context: Context, 
         assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_it_learns_the_source_of_the_standard_library(context: Context) -> None:
     built = gpt.build(context, depth=2, width=64, heads=2, seq_len=64, holdout=0.001)
     found = train(built, steps=200, lr=4e-3, batch_size=16)
