@@ -17,7 +17,7 @@ ARGS :=
 # launches would time out. In the order of tests/conftest.py.
 AT_ONCE := 6
 nightly: AT_ONCE := 3
-check: AT_ONCE := 8
+check: AT_ONCE := 7
 PYTEST = python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.

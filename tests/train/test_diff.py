@@ -111,13 +111,17 @@ def start(place: Path, made: Made) -> tuple[str, dict[str, str], list[str]]:
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        ("seed", "the runs part at step 1: seed: 0 -> 1"),
+        pytest.param("seed", "the runs part at step 1: seed: 0 -> 1", marks=pytest.mark.nightly),
         ("isa", "the runs part at step 1: ATEN_CPU_CAPABILITY: - -> default (and 2 more, below)"),
         (
             "code",
             "the runs part at step 1: own.py:21: rows = numbers.float() / 256 -> rows = numbers.float() / 255",
         ),
-        ("data", "the runs part at step 1: train.bin has another sha256"),
+        pytest.param(
+            "data",
+            "the runs part at step 1: train.bin has another sha256",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_what_was_changed_is_the_cause_in_the_first_line(

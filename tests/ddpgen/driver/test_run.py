@@ -159,13 +159,13 @@ def test_a_bundle_is_sent_over_an_earlier_one_and_over_nothing_else(stage: Make)
 @pytest.mark.parametrize(
     "place",
     [
-        "it's here",
+        pytest.param("it's here", marks=pytest.mark.nightly),
         'two  "blanks" and $(touch x) `touch y`',
         "new\nline\ttab",
-        "ünï ☃",
-        "-rf",
+        pytest.param("ünï ☃", marks=pytest.mark.nightly),
+        pytest.param("-rf", marks=pytest.mark.nightly),
         "a;b&c|d>e<f*g?h[i]!j#k~l\\m",
-        "-o x=y:z@w",
+        pytest.param("-o x=y:z@w", marks=pytest.mark.nightly),
     ],
 )
 def test_any_directory_is_reached_byte_for_byte(stage: Make, place: str) -> None:
