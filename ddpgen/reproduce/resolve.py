@@ -165,7 +165,10 @@ def _resolved(command: Sequence[str]) -> list[str]:
 def _line(item: Mapping[str, Any]) -> str:
     """Return a requirement from pip's report, without a hash if it is not from an index."""
     metadata = item["metadata"]
-    digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+    archive = item["download_info"].get("archive_info", {})
+    # pip 23.0 and older give a file of --find-links the older form alone.
+    hashes = archive.get("hashes") or dict([archive.get("hash", "=").split("=", 1)])
+    digest = hashes.get("sha256")
     if item["is_direct"] or not digest:
         return f"{metadata['name']} (from {item['download_info']['url']})"
     return f"{_canonical(metadata['name'])}=={metadata['version']} --hash=sha256:{digest}"

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ddpgen.bundle import lock as form
+from ddpgen.reproduce import resolve
 from ddpgen.tiers.registry import read
 from tests import wheels
 from tests.ddpgen.conftest import GPT, Run
@@ -40,6 +42,16 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     return tmp_path / "wheels"
+
+
+@pytest.mark.parametrize(
+    "archive", [{"hash": "sha256=ab"}, {"hash": "sha256=ab", "hashes": {"sha256": "ab"}}]
+)
+def test_each_form_of_a_hash_in_pips_report_is_read(archive: dict[str, Any]) -> None:
+    metadata = {"name": "Tiny.Thing", "version": "1.0"}
+    info = {"url": "file:///wheels/tiny.whl", "archive_info": archive}
+    item = {"metadata": metadata, "download_info": info, "is_direct": False}
+    assert resolve._line(item) == "tiny-thing==1.0 --hash=sha256:ab"
 
 
 def test_a_requirements_file_is_locked_with_all_that_it_needs(
