@@ -344,13 +344,19 @@ WARNING = "warning: one micro-batch gave two results: "
             [],
             r"on rank 0, its loss was [\d.]+, then [\d.]+, the gradient of 0.weight \(",
         ),
-        (
+        pytest.param(
             "attribute",
             [],
             r"on rank 0, its loss was [\d.]+, then [\d.]+, the gradient of net.0.weight",
+            marks=pytest.mark.nightly,
         ),
         ("dataset", [], r"on rank 0, the batch\['x'\] was another one when it was read again"),
-        ("dataset", ["--data-workers=2"], r"on rank 0, the batch\['x'\] was another one"),
+        pytest.param(
+            "dataset",
+            ["--data-workers=2"],
+            r"on rank 0, the batch\['x'\] was another one",
+            marks=pytest.mark.nightly,
+        ),
         ("gradient", [], r"on rank 0, the gradient of 0.weight \(the first of 4 parameters\) was"),
         ("rank", [], r"its loss is [\d.]+ on rank 0 and [\d.]+ on rank 1"),
     ],

@@ -83,7 +83,11 @@ def test_it_may_be_switched_on_and_off_at_any_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "workload",
-    ["sharded.py:tied_and_frozen", "own_parts.py:two_optimizers", "odd_models.py:channels_last"],
+    [
+        "sharded.py:tied_and_frozen",
+        pytest.param("own_parts.py:two_optimizers", marks=pytest.mark.nightly),
+        pytest.param("odd_models.py:channels_last", marks=pytest.mark.nightly),
+    ],
 )
 def test_models_that_are_hard_to_share_out(tmp_path: Path, workload: str) -> None:
     import_compiler()

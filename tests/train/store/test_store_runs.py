@@ -78,8 +78,8 @@ def steps_said(run_: Run) -> list[int]:
     "moment",
     [
         ("write", f"step-000000004/{MARKER}"),
-        ("delete", f"step-000000002/{MARKER}"),
-        ("write", f"step-000000008/{MARKER}"),
+        pytest.param(("delete", f"step-000000002/{MARKER}"), marks=pytest.mark.nightly),
+        pytest.param(("write", f"step-000000008/{MARKER}"), marks=pytest.mark.nightly),
         ("delete", "owner.json"),
     ],
     ids=lambda moment: f"{moment[0]} {moment[1]}",
