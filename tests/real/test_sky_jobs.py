@@ -7,6 +7,7 @@ becomes of one, and tests/sky shows the rest with SkyPilot's bash alone.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.real import batch, jobs, planted, skyjob
 from tests.real.conftest import NewSky
 from tests.real.rig.sky import Sky, plain
 from tests.real.skyjob import EVERY, STEPS, WITHIN_S, SkyJob
+from train.run import provenance
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 PAUSE_S = 0.5
@@ -115,6 +117,9 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
     assert "spot/stop" not in job.bucket.objects()
     assert job.checkpoints()[-1] == STEPS > stopped
     jobs.assert_same_bits(job.final_tensors(), jobs.final_tensors(alone))
+    # A cluster counts its jobs from 1, so the starts of several clusters have that number in common.
+    starts = [provenance.key_of(each) for each in json.loads(job.get("manifest.json"))["starts"]]
+    assert len(starts) == len(set(starts)) > 2, starts
 
     assert sky.wait(single.id, "SUCCEEDED", within=WITHIN_S) == "SUCCEEDED"
     small = jobs.alone(tmp_path / "small", skyjob.spec("single", nodes=1))

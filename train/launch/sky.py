@@ -88,7 +88,7 @@ class Sky(Tier):
             )
         self._directory = directory.of(options.checkpoint_dir, member.task_directory)
         try:
-            number = enroll(self._directory, start(os.environ, member.launch), member.node_rank)
+            number = enroll(self._directory, member.launch, member.node_rank)
         except OSError as error:
             raise directory.unusable(self._directory, error) from None
         self.scheduler = f"sky {member.task_directory} {number}"
@@ -165,9 +165,11 @@ def membership(
             "the spec and render again",
         )
     part = task_name(task)
-    # All machines of a start compute the same name, and from it the same port. The port is not fixed, because
-    # SkyPilot's machines may be nodes of Slurm, which jobs share.
-    launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}"
+    # All machines of a start compute the same name, and no other start has it. A new cluster counts its jobs from 1
+    # again. But its machines have other addresses. If they are nodes of Slurm, they may have the same addresses, but in
+    # another job of Slurm.
+    machines = zlib.crc32(" ".join([*addresses, told.get("SLURM_JOB_ID", "")]).encode())
+    launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}.{machines:08x}"
     return Membership(
         host_name=f"node{node_rank}",
         procs=procs,
@@ -178,6 +180,7 @@ def membership(
         min_nodes=nodes,
         head="node0",
         head_address=addresses[0],
+        # Not a fixed one, because SkyPilot's machines may be nodes of Slurm, which jobs share.
         port=ports[zlib.crc32(launch.encode()) % len(ports)],
         roster=[(f"node{number}", address) for number, address in enumerate(addresses)],
         launch=launch,
@@ -203,17 +206,7 @@ class Enrolled:
     node_ranks: tuple[int, ...]
 
 
-def start(told: Mapping[str, str], launch: str) -> str:
-    """Return a name that all machines of one start share, and no other start on the same disks has.
-
-    A new cluster counts its jobs from 1 again. But its machines have other addresses. If they are nodes of Slurm, they
-    may have the same addresses, but in another job of Slurm.
-    """
-    names = ("SKYPILOT_NODE_IPS", "SLURM_JOB_ID")
-    return " ".join([launch, *(told.get(name, "") for name in names)]).replace("\n", ",")
-
-
-def enroll(place: Path, start: str, node_rank: int) -> int:
+def enroll(place: Path, launch: str, node_rank: int) -> int:
     """Return the number of this start in the directory `place`, which is above the numbers of all earlier starts there.
 
     The first machine of a start counts it, and removes the files that an earlier start has left. Other machines that
@@ -225,8 +218,8 @@ def enroll(place: Path, start: str, node_rank: int) -> int:
         content = record.read_bytes() if record.exists() else b""
         last = typed.parse(Enrolled, content) or Enrolled(-1, "", ())
         # A machine comes once in each start. If it is on record already, a new start has begun.
-        if last.start != start or node_rank in last.node_ranks:
-            last = Enrolled(last.number + 1, start, ())
+        if last.start != launch or node_rank in last.node_ranks:
+            last = Enrolled(last.number + 1, launch, ())
             for name in _LEFTOVERS:
                 (place / name).unlink(missing_ok=True)
         entry = replace(last, node_ranks=tuple(sorted([*last.node_ranks, node_rank])))

@@ -1,8 +1,9 @@
-"""The tier sky on its machines: who takes part, the number of a start, signals, ends."""
+"""The tier sky on its machines: who takes part, the number of a signals, ends."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import Scheduled
 from train.launch.decision import End
 from train.launch.options import add_options
-from train.launch.sky import Sky, enroll, membership, start, task_name
+from train.launch.sky import Sky, enroll, membership, task_name
 from train.launch.words import Command
 from train.run.status import Status
 
@@ -44,7 +45,7 @@ def test_who_takes_part() -> None:
     assert (found.head, found.head_address, found.is_head) == ("node0", "10.0.0.1", False)
     assert (found.nodes, found.min_nodes) == (2, 2)
     assert list(found.roster) == [("node0", "10.0.0.1"), ("node1", "10.0.0.2")]
-    assert (found.launch, found.task_directory) == (f"sky.{ID}.3", ID)
+    assert found.task_directory == ID
 
 
 def test_all_machines_of_a_start_work_out_one_port_and_another_start_another() -> None:
@@ -124,12 +125,15 @@ def test_only_the_first_machine_of_a_start_removes_what_was_asked_before(tmp_pat
 
 def test_what_tells_two_starts_apart() -> None:
     def made(**more: str) -> str:
-        return start({**TOLD, **more}, "sky.t.1")
+        return membership({**TOLD, **more}, 2, 2, PORTS).launch
 
     assert made() == made(SKYPILOT_NODE_RANK="0")
-    others = [made(SKYPILOT_NODE_IPS="10.0.0.3\n10.0.0.2"), made(SLURM_JOB_ID="9")]
-    assert len({made(), *others, start(TOLD, "sky.t.2")}) == 4
-    assert "\n" not in made()
+    # A new cluster counts its jobs from 1 again.
+    changes = {
+        "SKYPILOT_NODE_IPS": "10.0.0.3\n10.0.0.2", "SLURM_JOB_ID": "9", "SKYPILOT_INTERNAL_JOB_ID": "7"
+    }  # fmt: skip
+    assert len({made(), *(made(**{name: value}) for name, value in changes.items())}) == 4
+    assert re.fullmatch(rf"sky\.{ID}\.3\.[0-9a-f]{{8}}", made())
 
 
 # --- signals and ends -----------------------------------------------------------------------------
