@@ -18,6 +18,7 @@ from ddpgen.adopt import (
     commands,
     outside,
     own_script,
+    packages,
     processes,
     shared_places,
     source,
@@ -53,6 +54,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from workloads.check(job, home)
     yield from commands.check(job, home)
     yield from outside.check(job, home)
+    yield from packages.check(job, home)
     yield from _placeholders(job)
     yield from _lost_patterns(job)
     yield from _words(job.train)

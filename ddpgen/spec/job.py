@@ -280,7 +280,7 @@ class JobSpec:
     name: str = setting(NAME)
     train: Train = setting(Group(Train))
     nodes: NodeCount = setting(Nodes(100_000), NodeCount(1))
-    procs_per_node: int = setting(WholeNumber(1, 1024), 1)
+    procs_per_node: int = setting(WholeNumber(1, 1024), None)
     backend: str = setting(Choice("auto", "gloo", "nccl"), "auto")
     nic: str | None = setting(INTERFACE, None)
     gpus_per_node: int | None = setting(WholeNumber(0, 1024), None)
@@ -295,6 +295,12 @@ class JobSpec:
     code: tuple[str, ...] = setting(Texts(Text(allowed="a path relative to this file")), ())
     # The points of a sweep by name. A job with points has the values of the first.
     points: Mapping[str, PointProgram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if vars(self)["procs_per_node"] is None:
+            # A command may start processes by itself.
+            gpus = 0 if self.train.command else self.gpus_per_node
+            object.__setattr__(self, "procs_per_node", gpus or 1)
 
     @property
     def checkpoint_path(self) -> str:
@@ -364,6 +370,11 @@ class JobSpec:
         """The job of one point of a sweep, which has its own part of the checkpoint directory."""
         directory = f"{(self.checkpoint.url or self.checkpoint_path).rstrip('/')}/{name}"
         return replace(self, points={}, checkpoint=replace(self.checkpoint, dir=directory))
+
+    @property
+    def installs(self) -> frozenset[str] | None:
+        """The packages that the job installs, with all that they need, if its Python has no others; else None."""
+        return None
 
     def persists(self, path: str) -> bool:
         """True if a file below `path`, as the job sees it, still exists at the job's next start."""

@@ -279,7 +279,7 @@ def _devices(job: JobSpec) -> Iterator[Conflict]:
         remedy = f"write gpus_per_node: {job.procs_per_node}, or backend: gloo"
         yield Conflict(("backend", "gpus_per_node"), problem, remedy)
     if gpus and job.procs_per_node > gpus:
-        problem = f"{job.procs_per_node} processes on {gpus} GPUs; each needs one of its own"
+        problem = f"{job.procs_per_node} processes share {gpus} GPU{'s' * (gpus > 1)}; each needs one of its own"
         remedy = f"write procs_per_node: {gpus}"
         yield Conflict(("procs_per_node", "gpus_per_node"), problem, remedy)
     elif gpus > job.procs_per_node and not job.train.command:

@@ -22,6 +22,7 @@ from ddpgen.adopt import (
     commands,
     outside,
     own_script,
+    packages,
     processes,
     program,
     saves,
@@ -58,6 +59,7 @@ from tests.ddpgen import (
     test_hosts,
     test_outside,
     test_own_script,
+    test_packages,
     test_places,
     test_profiles,
     test_reader,
@@ -86,6 +88,7 @@ MODULES = (
     notation,
     overrides,
     own_script,
+    packages,
     places,
     processes,
     program,
@@ -205,6 +208,10 @@ SCRIPTS = [
         (f"{a} {text}", scripts.with_args(a), text)
         for text, a, field in scripts.SWITCHED_OFF
         if field
+    ),
+    *(
+        (f"{wanted} {text}", test_packages.with_requirements(wanted), text)
+        for wanted, text, _ in test_packages.MISSING
     ),
     *(
         (f"sky {args} {text}", scripts.SKY.format(train=f", args: {args}"), text)

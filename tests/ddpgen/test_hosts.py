@@ -138,7 +138,11 @@ REFUSED = [
         "PATH",
     ),
     ("hosts: [{name: a, procs: 0}, b, c]", "10:30 targets.hosts.hosts[0].procs", "range"),
-    ("hosts: [{name: a, gpus: 1, procs: 2}]", "10:29 targets.hosts.hosts[0].gpus", "1 GPUs"),
+    (
+        "hosts: [{name: a, gpus: 1, procs: 2}]",
+        "10:29 targets.hosts.hosts[0].gpus",
+        "share 1 GPU of a;",
+    ),
     (
         "backend: nccl\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 0}]",
         "11:49 targets.hosts.hosts[1].gpus",

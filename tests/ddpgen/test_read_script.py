@@ -915,7 +915,7 @@ PROCESSES = [
         "", "",
     ),
     ("nodes: 4", f"{_GROUP}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", "", ""),
-    ("gpus_per_node: 2", f"{_STATE}torch.cuda.set_device(0)\n", "", ""),
+    ("procs_per_node: 1\ngpus_per_node: 2", f"{_STATE}torch.cuda.set_device(0)\n", "", ""),
     ("procs_per_node: 2\ngpus_per_node: 2", f"import os\n{_STATE}os.environ['CUDA_VISIBLE_DEVICES'] = x\ntorch.cuda.set_device(0)\n", "", ""),
     ("nodes: 2", "t = Trainer(devices=1, num_nodes=2)\n", "", ""),
     ("nodes: 2", "t = Trainer(devices=1, **more)\n", "", ""),

@@ -72,6 +72,33 @@ targets:
 """
 
 
+@pytest.mark.parametrize(
+    ("tier", "overlay", "gpus", "procs"),
+    [
+        ("local", "", None, 1),
+        ("local", "gpus_per_node: 0", 0, 1),
+        ("local", "gpus_per_node: 2", 2, 2),
+        ("local", "gpus_per_node: 2, procs_per_node: 1", 2, 1),
+        ("slurm", "gpus_per_node: 4, time: 1h", 4, 4),
+        ("sky", "bucket: s3://bbb, accelerators: [A100:4, H100:4]", 4, 4),
+        ("sky", "bucket: s3://bbb, accelerators: A100:4, procs_per_node: 2", 4, 2),
+    ],
+)
+def test_a_process_for_each_gpu_that_the_job_asks_for(
+    tier: str, overlay: str, gpus: int | None, procs: int
+) -> None:
+    text = GPT.replace("procs_per_node: 2\n", "").replace(
+        "micro_batch_size: 4", "micro_batch_size: 1"
+    )
+    made = job(f"{text}targets: {{{tier}: {{{overlay}}}}}\n", tier)
+    assert (made.gpus_per_node, made.procs_per_node) == (gpus, procs)
+
+
+def test_a_command_is_started_once_on_each_node() -> None:
+    made = job("name: a\ngpus_per_node: 2\ntrain: {command: [echo], resume: by-itself}\n")
+    assert made.procs_per_node == 1
+
+
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     assert [fault.where for fault in faults(MISTAKES)] == [
         "1:7 name",

@@ -49,7 +49,7 @@ CONFLICTS = [
     ({"batch": 10**18}, "10:22 train.global_batch_size", "range"),
     ({"micro": 5}, "10:22 train.global_batch_size", "multiple"),
     ({"backend": "nccl"}, "4:10 backend", "GPUs"),
-    ({"backend": "nccl", "gpus": 1}, "3:17 procs_per_node", "1 GPUs"),
+    ({"backend": "nccl", "gpus": 1}, "3:17 procs_per_node", "share 1 GPU;"),
     ({"what": "{workload: gpt, steps: 100, epochs: 2}"}, "10:11 train.epochs", "both"),
     (
         {"what": "{workload: gpt, script: a.py, steps: 1}", "top": "code: ."},

@@ -345,9 +345,19 @@ REFUSED = [
         "10:34 targets.sky.nodes",
         "2..4",
     ),
-    (f"{BUCKET}, accelerators: 'A100:8'", "", "10:41 targets.sky.accelerators", "gpus_per_node: 8"),
+    (
+        f"{BUCKET}, accelerators: 'A100:8', gpus_per_node: 4",
+        "",
+        "10:41 targets.sky.accelerators",
+        "gpus_per_node: 8",
+    ),
     (f"{BUCKET}, gpus_per_node: 2", "", "10:42 targets.sky.gpus_per_node", "A100:2"),
-    (f"{BUCKET}, accelerators: A100", "", "10:41 targets.sky.accelerators", "gpus_per_node: 1"),
+    (
+        f"{BUCKET}, accelerators: [A100, 'A100:2']",
+        "",
+        "10:41 targets.sky.accelerators",
+        "gpus_per_node: 2",
+    ),
     (
         f"{BUCKET}, requirements: torch=2.13.0",
         "",

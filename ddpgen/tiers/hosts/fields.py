@@ -77,6 +77,7 @@ class HostsJob(JobSpec):
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if vars(self)["nodes"] is None:
             object.__setattr__(self, "nodes", NodeCount(max(1, len(self.hosts) - self.spares)))
 

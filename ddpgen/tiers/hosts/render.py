@@ -133,7 +133,7 @@ def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conf
         problem = f"nccl talks between GPUs, and {host.name} uses none"
         yield Conflict(fields, problem, "write backend: gloo, or how many gpus it has")
     if gpus and procs > gpus:
-        problem = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
+        problem = f"{procs} processes share {gpus} GPU{'s' * (gpus > 1)} of {host.name}; each needs one of its own"
         yield Conflict(fields, problem, f"write procs: {gpus}")
     elif gpus > procs and not job.train.command:
         problem = f"{gpus - procs} of {gpus} GPUs of {host.name} stay idle"

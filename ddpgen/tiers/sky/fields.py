@@ -28,7 +28,7 @@ from ddpgen.spec.places import Prefix
 from ddpgen.spec.times import Duration
 from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers.sky.extra import Extra
-from ddpgen.tiers.sky.requirement import Requirement
+from ddpgen.tiers.sky.requirement import Requirement, may_bring_others, package
 
 # A number that is not 0.
 _POSITIVE = r"(?=[0-9.]*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?"
@@ -168,6 +168,12 @@ class SkyJob(JobSpec):
     notices: bool = setting(Flag(), True)
     extra: Mapping[str, Any] = setting(Extra(), dict)
 
+    def __post_init__(self) -> None:
+        counts = self.gpu_counts
+        if self.gpus_per_node is None and len(counts) == 1:
+            object.__setattr__(self, "gpus_per_node", counts.pop())
+        super().__post_init__()
+
     @property
     def clouds(self) -> set[str]:
         """The clouds of `infra`; * is any."""
@@ -191,6 +197,16 @@ class SkyJob(JobSpec):
             bucket = replace(bucket, prefix=f"{bucket.prefix or self.name}/{name}")
         job_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.name}-{name}")
         return replace(self, name=job_name, points={}, checkpoint=checkpoint, bucket=bucket)
+
+    @property
+    def installs(self) -> frozenset[str] | None:
+        """The packages of `requirements`, which get an environment of their own; None if a line may bring others."""
+        if not self.requirements or self.locked or self.python.activate:
+            return None
+        if any("[" in line or may_bring_others(line) for line in self.requirements):
+            return None
+        names = (re.sub("[-_.]+", "-", package(line)) for line in self.requirements)
+        return frozenset(filter(None, names))
 
     def persists(self, path: str) -> bool:
         """True if the path is in the bucket: a machine's disk is lost with the machine."""

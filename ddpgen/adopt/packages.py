@@ -1,0 +1,107 @@
+"""Names packages that a job's Python file imports, and that nothing installs on a new machine.
+
+Owns the table of what well-known packages bring along. A package outside of the table may bring anything, and then
+nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ddpgen.adopt import source
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+# Package → the packages that its newest versions, or older ones, install with it.
+_NEEDS = {
+    "accelerate": "numpy torch pyyaml huggingface-hub safetensors psutil",
+    "albumentations": "numpy scipy pyyaml opencv-python scikit-image pydantic",
+    "bitsandbytes": "torch numpy scipy",
+    "datasets": "numpy pandas pyarrow tqdm requests huggingface-hub pyyaml fsspec aiohttp",
+    "deepspeed": "torch numpy tqdm einops psutil pydantic",
+    "einops": "",
+    "evaluate": "datasets numpy pandas tqdm requests huggingface-hub",
+    "h5py": "numpy",
+    "huggingface-hub": "requests tqdm pyyaml fsspec",
+    "hydra-core": "omegaconf pyyaml",
+    "lightning": "torch torchmetrics pytorch-lightning tqdm pyyaml numpy fsspec",
+    "matplotlib": "numpy pillow",
+    "mlflow": "numpy pandas scipy matplotlib scikit-learn pyyaml requests pyarrow",
+    "numpy": "",
+    "omegaconf": "pyyaml",
+    "opencv-python": "numpy",
+    "opencv-python-headless": "opencv-python numpy",
+    "pandas": "numpy",
+    "peft": "transformers accelerate torch numpy tqdm pyyaml safetensors huggingface-hub psutil",
+    "pillow": "",
+    "psutil": "",
+    "pyarrow": "numpy",
+    "pytorch-lightning": "torch torchmetrics tqdm pyyaml numpy fsspec",
+    "pyyaml": "",
+    "requests": "",
+    "safetensors": "",
+    "scikit-learn": "numpy scipy joblib",
+    "scipy": "numpy",
+    "sentencepiece": "",
+    "tensorboard": "numpy pillow",
+    "tiktoken": "requests regex",
+    "timm": "torch torchvision pyyaml huggingface-hub safetensors",
+    "torch": "numpy jinja2 sympy networkx fsspec setuptools",
+    "torchaudio": "torch",
+    "torchmetrics": "torch numpy",
+    "torchvision": "torch numpy pillow requests",
+    "tqdm": "",
+    "transformers": "numpy pyyaml tqdm requests huggingface-hub safetensors tokenizers regex",
+    "trl": "transformers accelerate datasets torch numpy rich",
+    "wandb": "requests pyyaml psutil pydantic",
+}
+_OTHER_NAMES = {
+    "PIL": "pillow", "cv2": "opencv-python", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the packages that are missing. `home`: the spec's directory."""
+    installed = job.installs
+    if installed is None or not installed <= _NEEDS.keys():
+        return
+    brought = _closure(installed)
+    if "torch" not in brought and job.rendezvous.launcher != "env":
+        yield _missing("no requirement installs torch", "torch")
+    path = source.python_file(job, home)
+    tree = source.parsed(path, "") if path else None
+    if path is None or tree is None or isinstance(tree, Conflict):
+        return
+    own = {file.stem for file in path.parent.iterdir()}
+    for line, name in _always_imported(tree):
+        wanted = _OTHER_NAMES.get(name, name.replace("_", "-"))
+        if wanted in _NEEDS.keys() - brought - {"torch"} and name not in own:
+            brought.add(wanted)
+            problem = f"{path.name}:{line} imports {name}, and no requirement installs {wanted}"
+            yield _missing(problem, wanted)
+
+
+def _missing(problem: str, package: str) -> Conflict:
+    return Conflict(("requirements",), problem, f"add {package}==VERSION", fatal=False)
+
+
+def _closure(packages: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = [*packages]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += _NEEDS.get(name, "").split()
+    return found
+
+
+def _always_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the first name of each module that a source imports under no condition."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.lineno, (node.module or "").partition(".")[0]

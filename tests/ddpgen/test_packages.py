@@ -1,0 +1,73 @@
+"""Packages that a script imports, and that the requirements of a new machine do not install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpgen.adopt.packages import _NEEDS, check
+from ddpgen.tiers.registry import read
+
+
+def with_requirements(requirements: str, more: str = "") -> str:
+    sky = f"{{bucket: s3://bbb, requirements: {requirements}}}"
+    return f"name: a\ncode: code\ntrain: {{script: t.py}}\n{more}targets: {{sky: {sky}}}\n"
+
+
+IMPORTS = "import torch, numpy as np\nfrom transformers.models import gpt2\nimport sklearn.svm\nfrom PIL import Image\n"
+# The requirements, the script, the problems.
+MISSING = [
+    ("[torch==2.4.0]", IMPORTS, ["t.py:2 imports transformers, ", "t.py:3 imports sklearn, ", "t.py:4 imports PIL, "]),
+    ("[torch==2.4.0, scikit-learn==1.5, timm==1.0]", IMPORTS, ["t.py:2 imports transformers, "]),
+    ("[torch==2.4.0, Scikit_Learn==1.5]", "import torch, sklearn, cv2, cv2.dnn\n", ["t.py:1 imports cv2, and no requirement installs opencv-python"]),
+    ("[einops==0.8]", "import torch\n", ["no requirement installs torch"]),
+    ("['--index-url https://x.org/whl', torch==2.4.0]", "import wandb\n", ["t.py:1 imports wandb, "]),
+]  # fmt: skip
+ENOUGH = [
+    ("[torch==2.4.0, peft==0.12, torchvision==0.19, scikit-learn==1.5]", IMPORTS, ""),
+    # These may bring anything.
+    ("[-r requirements.txt]", IMPORTS, ""),
+    ("[torch==2.4.0, 'accelerate[all]==1.0']", IMPORTS, ""),
+    ("[torch==2.4.0, ours==1.0]", IMPORTS, ""),
+    ("[torch==2.4.0, ./wheels/ours-1.0-py3-none-any.whl]", IMPORTS, ""),
+    ("[torch==2.4.0]", IMPORTS, "python: {activate: source x}\n"),
+    ("[torch==2.4.0]", "try:\n  import wandb\nexcept ImportError:\n  wandb = None\n", ""),
+    ("[torch==2.4.0]", "def f():\n  import transformers\n", ""),
+    ("[torch==2.4.0]", "from . import transformers\nimport own, einops, unheard_of, json\n", ""),
+    ("[numpy==2.0]", "import numpy\n", "rendezvous: {launcher: env}\n"),
+]
+
+
+def problems(place: Path, spec: str, text: str) -> list[str]:
+    (place / "code").mkdir()
+    (place / "code/t.py").write_text(text)
+    (place / "code/einops").mkdir()  # one of the user's own
+    return [each.problem for each in check(read(spec.encode(), "a.yaml")["sky"].job, place)]
+
+
+@pytest.mark.parametrize(("requirements", "text", "expected"), MISSING)
+def test_each_package_that_nothing_installs_is_named(
+    tmp_path: Path, requirements: str, text: str, expected: list[str]
+) -> None:
+    found = problems(tmp_path, with_requirements(requirements), text)
+    assert len(found) == len(expected)
+    assert all(problem.startswith(words) for problem, words in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("requirements", "text", "more"), ENOUGH)
+def test_nothing_is_said_where_a_package_may_come_from_elsewhere(
+    tmp_path: Path, requirements: str, text: str, more: str
+) -> None:
+    assert problems(tmp_path, with_requirements(requirements, more), text) == []
+
+
+def test_a_command_needs_torch_alone(tmp_path: Path) -> None:
+    spec = with_requirements("[einops==0.8]").replace(
+        "script: t.py", "command: [echo], resume: by-itself"
+    )
+    assert problems(tmp_path, spec, IMPORTS) == ["no requirement installs torch"]
+
+
+def test_names_are_those_of_the_index() -> None:
+    assert all(name == name.lower().replace("_", "-") for name in _NEEDS)
