@@ -32,6 +32,8 @@ _NO_REQUEST = frozenset([
 _WITH_GPU: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("Trainer", "accelerator"): ("gpu", "cuda"),
     ("Fabric", "accelerator"): ("gpu", "cuda"),
+    ("Trainer", "precision"): ("16-mixed", "16-true", "16"),
+    ("Fabric", "precision"): ("16-mixed", "16-true", "16"),
     ("TrainingArguments", "fp16"): ("True",),
     ("Accelerator", "mixed_precision"): ("fp16",),
 }

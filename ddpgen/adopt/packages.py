@@ -63,13 +63,11 @@ _OTHER_NAMES = {
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """Yield the packages that are missing. `home`: the spec's directory."""
+    """Yield the packages that are missing, but for torch, which every job needs. `home`: the spec's directory."""
     installed = job.installs
     if installed is None or not installed <= _NEEDS.keys():
         return
     brought = _closure(installed)
-    if "torch" not in brought and job.rendezvous.launcher != "env":
-        yield _missing("no requirement installs torch", "torch")
     path = source.python_file(job, home)
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
@@ -80,11 +78,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         if wanted in _NEEDS.keys() - brought - {"torch"} and name not in own:
             brought.add(wanted)
             problem = f"{path.name}:{line} imports {name}, and no requirement installs {wanted}"
-            yield _missing(problem, wanted)
-
-
-def _missing(problem: str, package: str) -> Conflict:
-    return Conflict(("requirements",), problem, f"add {package}==VERSION", fatal=False)
+            yield Conflict(("requirements",), problem, f"add {wanted}==VERSION", fatal=False)
 
 
 def _closure(packages: Iterable[str]) -> set[str]:

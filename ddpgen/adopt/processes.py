@@ -20,6 +20,8 @@ _DIVIDES = re.compile(
 _OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
 _THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
 _TRAINERS = ("Trainer", "Fabric")
+# Functions that start processes, and their option for the number.
+_STARTS = {"spawn": "nprocs", "notebook_launcher": "num_processes"}
 _SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")  # strategies of Lightning
 # Names of what trains on several processes.
 _PARALLEL = re.compile(
@@ -58,12 +60,15 @@ def _spawns(script: Script) -> Iterator[Conflict]:
     if any(constant(n) in _VARIABLES for n in ast.walk(script.tree) if isinstance(n, ast.Constant)):
         return
     for call in script.calls:
-        value: ast.expr | None = next((k.value for k in call.keywords if k.arg == "nprocs"), None)
+        function = name_of(call.func)
+        value: ast.expr | None = next(
+            (k.value for k in call.keywords if k.arg == _STARTS.get(function)), None
+        )
         if isinstance(value, ast.Name):
             value = script.assigned.get(value.id)
         number = value.value if isinstance(value, ast.Constant) else 0
         waits = all(k.arg != "join" for k in call.keywords) and call not in script.at_times
-        if name_of(call.func) == "spawn" and isinstance(number, int) and number > 1 and waits:
+        if function in _STARTS and isinstance(number, int) and number > 1 and waits:
             problem = f"{script.location(call)} starts {number} processes, and so does each process of the job"
             remedy = "call the function itself, or write procs_per_node: 1"
             yield warning("train.script", problem, remedy)

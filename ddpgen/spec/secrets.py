@@ -21,9 +21,9 @@ _HARMLESS = re.compile(
 # One or several words: the name of a thing, or a passphrase.
 _PLAIN_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
 _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
-# Tokens of Hugging Face, OpenAI, GitHub and AWS.
+# Tokens of Hugging Face, OpenAI, GitHub and AWS, and the key of a `wandb login`.
 TOKEN_FORMS = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}"
+    r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}|(?<=wandb login )[0-9a-f]{40}\b"
 )
 _FILE = "file:"
 

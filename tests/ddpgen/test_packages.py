@@ -21,7 +21,6 @@ MISSING = [
     ("[torch==2.4.0]", IMPORTS, ["t.py:2 imports transformers, ", "t.py:3 imports sklearn, ", "t.py:4 imports PIL, "]),
     ("[torch==2.4.0, scikit-learn==1.5, timm==1.0]", IMPORTS, ["t.py:2 imports transformers, "]),
     ("[torch==2.4.0, Scikit_Learn==1.5]", "import torch, sklearn, cv2, cv2.dnn\n", ["t.py:1 imports cv2, and no requirement installs opencv-python"]),
-    ("[einops==0.8]", "import torch\n", ["no requirement installs torch"]),
     ("['--index-url https://x.org/whl', torch==2.4.0]", "import wandb\n", ["t.py:1 imports wandb, "]),
 ]  # fmt: skip
 ENOUGH = [
@@ -35,7 +34,7 @@ ENOUGH = [
     ("[torch==2.4.0]", "try:\n  import wandb\nexcept ImportError:\n  wandb = None\n", ""),
     ("[torch==2.4.0]", "def f():\n  import transformers\n", ""),
     ("[torch==2.4.0]", "from . import transformers\nimport own, einops, unheard_of, json\n", ""),
-    ("[numpy==2.0]", "import numpy\n", "rendezvous: {launcher: env}\n"),
+    ("[einops==0.8]", "import torch\n", ""),
 ]
 
 
@@ -60,13 +59,6 @@ def test_nothing_is_said_where_a_package_may_come_from_elsewhere(
     tmp_path: Path, requirements: str, text: str, more: str
 ) -> None:
     assert problems(tmp_path, with_requirements(requirements, more), text) == []
-
-
-def test_a_command_needs_torch_alone(tmp_path: Path) -> None:
-    spec = with_requirements("[einops==0.8]").replace(
-        "script: t.py", "command: [echo], resume: by-itself"
-    )
-    assert problems(tmp_path, spec, IMPORTS) == ["no requirement installs torch"]
 
 
 def test_names_are_those_of_the_index() -> None:

@@ -246,6 +246,11 @@ UNWISE = [
     ({"top": "env: {TORCHELASTIC_RUN_ID: 4}"}, "6:28 env.TORCHELASTIC_RUN_ID", "torchrun"),
     ({"top": "env: {PYTHONSAFEPATH: 1}"}, "6:23 env.PYTHONSAFEPATH", "hides"),
     (
+        {"top": f"python: {{activate: [wandb login {'0123456789' * 4}]}}"},
+        "X",
+        "looks like a secret",
+    ),
+    (
         {"top": "python: {activate: [export T=hf_0123456789]}"},
         "6:21 python.activate[0]",
         "looks like a secret",

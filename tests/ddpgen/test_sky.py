@@ -351,6 +351,7 @@ REFUSED = [
         "10:41 targets.sky.accelerators",
         "gpus_per_node: 8",
     ),
+    (f"{BUCKET}, accelerators: A100x8", "", "10:41 targets.sky.accelerators", "write A100:8"),
     (f"{BUCKET}, gpus_per_node: 2", "", "10:42 targets.sky.gpus_per_node", "A100:2"),
     (
         f"{BUCKET}, accelerators: [A100, 'A100:2']",
@@ -534,6 +535,15 @@ def test_what_skypilot_would_take_for_something_else(
 
 
 WARNED = [
+    (f"{BUCKET}, disk_size: 5", "10:38 targets.sky.disk_size", "hold no image"),
+    (f"{BUCKET}, autostop: 500ms", "10:37 targets.sky.autostop", "write minutes"),
+    (f"{BUCKET}, preempted_every: 5s", "10:44 targets.sky.preempted_every", "write hours"),
+    (f"{BUCKET}, accelerators: 'H10O:2'", "10:41 targets.sky.accelerators", "the digit 0"),
+    (
+        f"{BUCKET}, accelerators: 'V100:2', train: {{precision: bf16}}",
+        "10:70 targets.sky.train.precision",
+        "no units for bf16",
+    ),
     (
         f"{BUCKET}, infra: gcp/us-east-1, requirements: [torch==2.13.0]",
         "10:34 targets.sky.infra",

@@ -32,9 +32,6 @@ from ddpgen.tiers.sky.requirement import Requirement, may_bring_others, package
 
 # A number that is not 0.
 _POSITIVE = r"(?=[0-9.]*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?"
-_GPUS = Text(
-    r"[A-Za-z][A-Za-z0-9._-]*(:[1-9][0-9]{0,3})?", "a type and a number, like A100:8; L4 is one"
-)
 _CPUS = Text(rf"{_POSITIVE}\+?", 'a number like "8", or "8+" for at least that')
 _MEMORY = Text(
     rf"{_POSITIVE}([KMGTPkmgtp][BIbi])?\+?", 'GB like "64", "64GB", or "64+" for at least that'
@@ -56,6 +53,20 @@ _BUCKET = Text(
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
     "a bucket like s3://NAME, gs://NAME, r2://NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER",
 )
+
+
+class Gpus(Text):
+    """A type of GPU and a number of them."""
+
+    def __init__(self) -> None:
+        allowed = "a type and a number, like A100:8; L4 is one"
+        super().__init__(r"[A-Za-z][A-Za-z0-9._-]*(:[1-9][0-9]{0,3})?", allowed)
+        self.sample = "x:0"  # so that no other field follows from a refused one
+
+    def parse(self, raw: Scalar) -> str:
+        if match := re.fullmatch(r"([A-Za-z][A-Za-z0-9-]*?[0-9])x([1-9][0-9]?)", raw.text):
+            raise Refused(f"{show(raw.text)} is no type of GPU", f"write {match[1]}:{match[2]}")
+        return super().parse(raw)
 
 
 class Infra(Text):
@@ -141,7 +152,7 @@ class SkyJob(JobSpec):
     distributed: ClassVar[bool] = True
 
     bucket: Bucket | None = setting(Group(Bucket, shorthand="url"), None)
-    accelerators: tuple[str, ...] = setting(Texts(_GPUS), ())
+    accelerators: tuple[str, ...] = setting(Texts(Gpus()), ())
     ordered: bool = setting(Flag(), False)
     infra: tuple[str, ...] = setting(Texts(Infra()), ())
     instance_type: str | None = setting(

@@ -76,6 +76,9 @@ _INSTANCES = {
     "azure": (r"Standard_N[CDV]\d.*", r"Standard_[ABDEF]\d.*"),
     "gcp": (r"(a2|a3|a4|g2)-.*", r"(n1|n2|n2d|n4|e2|c2|c2d|c3|c3d|c4|m1|m2|m3|t2d)-.*"),
 }
+_LETTER_O = re.compile(r"[0-9]O+(?![A-Za-z])")
+_WITHOUT_BF16 = re.compile(r"(V100|P100|T4|P4|K80|M60)(?![0-9A-Za-z])")
+_LEAST_DISK_GB, _MINUTE_S = 20, 60
 # SkyPilot's accelerators that are no GPUs.
 _NO_GPU = re.compile("tpu|trainium|inferentia", re.IGNORECASE)
 # A build of torch for CPUs or AMD, or an index with such builds.
@@ -90,6 +93,7 @@ def check(job: SkyJob) -> Iterator[Conflict]:
     """Yield the fields about machines that SkyPilot would refuse or misread."""
     yield from _kinds(job)
     yield from _machines(job)
+    yield from _small(job)
     yield from _preemption(job)
     yield from _places(job)
     yield from _image(job)
@@ -159,11 +163,32 @@ def _instance(job: SkyJob) -> Iterator[Conflict]:
         yield Conflict(fields, problem, "name a machine with GPUs, or write accelerators", False)
 
 
+def _small(job: SkyJob) -> Iterator[Conflict]:
+    """Yield the numbers that have another unit in SkyPilot, or lack one."""
+    if job.disk_size is not None and job.disk_size < _LEAST_DISK_GB:
+        problem = f"{job.disk_size} GB hold no image of a cloud together with torch"
+        yield Conflict(("disk_size",), problem, "leave it out: it is 256 by default", False)
+    if job.autostop is not None and job.autostop < _MINUTE_S:
+        problem = f"{job.autostop:g} s are less than a minute, the least that SkyPilot counts"
+        yield Conflict(("autostop",), problem, "write minutes, like 10min", False)
+    if job.preempted_every and job.preempted_every < _MINUTE_S:
+        problem = f"no machine starts within {job.preempted_every:g} s"
+        yield Conflict(("preempted_every",), problem, "write hours, like 2h", False)
+
+
 def _kinds(job: SkyJob) -> Iterator[Conflict]:
     for i, kind in enumerate(job.accelerators):
+        fields = (f"accelerators[{i}]", "accelerators")
         if _NO_GPU.match(kind):
-            fields = (f"accelerators[{i}]", "accelerators")
             yield Conflict(fields, f"{kind} is no GPU", "write a type of GPU, like A100:8")
+        elif _LETTER_O.search(kind):
+            problem = f"{kind} has a letter O among its digits, and so no cloud has it"
+            yield Conflict(fields, problem, "write the digit 0", False)
+        elif job.train.precision == "bf16" and _WITHOUT_BF16.match(kind):
+            problem = f"{kind.partition(':')[0]} has no units for bf16, which makes each step slower than fp32"
+            yield Conflict(
+                ("train.precision", "accelerators"), problem, "write fp16 or fp32", False
+            )
 
 
 def _preemption(job: SkyJob) -> Iterator[Conflict]:

@@ -176,6 +176,13 @@ def _unwise(job: SlurmJob) -> Iterator[Conflict]:
     }
     others |= {f"environment.{name}": path for name, path in _environments(job).items()}
     yield from unwise.temporary(job, "name a directory that all nodes see", others)
+    for field, place in {
+        "checkpoint.dir": job.checkpoint.path,
+        "train.workdir": job.train.workdir,
+    }.items():
+        if place and place.startswith("/Users/"):
+            problem = f"{place} is in the home of a Mac, and a node of Slurm has none"
+            yield Conflict((field,), problem, "name a directory that all nodes see", False)
     yield from _memory(job)
     yield from _warning(job)
     every, saves = job.checkpoint.every, job.train.program_field == "workload"
@@ -228,6 +235,9 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
         yield unwise.no_effect("array_parallelism", "without a sweep")
     if not job.mail_to and job.mail_on != SlurmJob.mail_on:
         yield unwise.no_effect("mail_on", "without mail_to")
+    if {"NONE", "none"} & {*job.mail_on} and len(job.mail_on) > 1:
+        problem = "NONE is no mail at all, and other words ask for mail"
+        yield Conflict(("mail_on",), problem, "leave NONE out, or write it alone", False)
     if not job.gpus_per_node and job.gpu_request != SlurmJob.gpu_request:
         yield unwise.no_effect("gpu_request", "without gpus_per_node")
     if not job.login and job.ssh_options:
