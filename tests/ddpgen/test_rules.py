@@ -247,7 +247,7 @@ UNWISE = [
     ({"top": "env: {PYTHONSAFEPATH: 1}"}, "6:23 env.PYTHONSAFEPATH", "hides"),
     (
         {"top": f"python: {{activate: [wandb login {'0123456789' * 4}]}}"},
-        "X",
+        "6:21 python.activate[0]",
         "looks like a secret",
     ),
     (
