@@ -11,22 +11,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddpgen.adopt import source
+from ddpgen.bundle import code
+from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 # Package → the packages that its newest versions, or older ones, install with it.
 _NEEDS = {
     "accelerate": "numpy torch pyyaml huggingface-hub safetensors psutil",
-    "albumentations": "numpy scipy pyyaml opencv-python scikit-image pydantic",
+    "albumentations": "numpy scipy pyyaml opencv-python scikit-learn pillow matplotlib",
     "bitsandbytes": "torch numpy scipy",
-    "datasets": "numpy pandas pyarrow tqdm requests huggingface-hub pyyaml fsspec aiohttp",
-    "deepspeed": "torch numpy tqdm einops psutil pydantic",
+    "datasets": "numpy pandas pyarrow tqdm requests huggingface-hub pyyaml",
+    "deepspeed": "torch numpy tqdm einops psutil",
     "einops": "",
     "evaluate": "datasets numpy pandas tqdm requests huggingface-hub",
     "h5py": "numpy",
-    "huggingface-hub": "requests tqdm pyyaml fsspec",
+    "huggingface-hub": "requests tqdm pyyaml",
     "hydra-core": "omegaconf pyyaml",
-    "lightning": "torch torchmetrics pytorch-lightning tqdm pyyaml numpy fsspec",
+    "lightning": "torch torchmetrics pytorch-lightning tqdm pyyaml numpy psutil requests",
     "matplotlib": "numpy pillow",
     "mlflow": "numpy pandas scipy matplotlib scikit-learn pyyaml requests pyarrow",
     "numpy": "",
@@ -38,24 +40,24 @@ _NEEDS = {
     "pillow": "",
     "psutil": "",
     "pyarrow": "numpy",
-    "pytorch-lightning": "torch torchmetrics tqdm pyyaml numpy fsspec",
+    "pytorch-lightning": "torch torchmetrics tqdm pyyaml numpy tensorboard requests",
     "pyyaml": "",
     "requests": "",
     "safetensors": "",
-    "scikit-learn": "numpy scipy joblib",
+    "scikit-learn": "numpy scipy",
     "scipy": "numpy",
     "sentencepiece": "",
     "tensorboard": "numpy pillow",
-    "tiktoken": "requests regex",
+    "tiktoken": "requests",
     "timm": "torch torchvision pyyaml huggingface-hub safetensors",
-    "torch": "numpy jinja2 sympy networkx fsspec setuptools",
+    "torch": "numpy",
     "torchaudio": "torch",
     "torchmetrics": "torch numpy",
     "torchvision": "torch numpy pillow requests",
     "tqdm": "",
-    "transformers": "numpy pyyaml tqdm requests huggingface-hub safetensors tokenizers regex",
-    "trl": "transformers accelerate datasets torch numpy rich",
-    "wandb": "requests pyyaml psutil pydantic",
+    "transformers": "numpy pyyaml tqdm requests huggingface-hub safetensors",
+    "trl": "transformers accelerate datasets torch numpy",
+    "wandb": "requests pyyaml psutil",
 }
 _OTHER_NAMES = {
     "PIL": "pillow", "cv2": "opencv-python", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml",
@@ -72,13 +74,22 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
         return
-    own = {file.stem for file in path.parent.iterdir()}
     for line, name in _always_imported(tree):
         wanted = _OTHER_NAMES.get(name, name.replace("_", "-"))
-        if wanted in _NEEDS.keys() - brought - {"torch"} and name not in own:
+        if wanted in _NEEDS.keys() - brought - {"torch"} and not _is_own(name, job, home):
             brought.add(wanted)
             problem = f"{path.name}:{line} imports {name}, and no requirement installs {wanted}"
             yield Conflict(("requirements",), problem, f"add {wanted}==VERSION", fatal=False)
+
+
+def _is_own(name: str, job: JobSpec, home: Path) -> bool:
+    """True if a Python file of `code`, or a directory above one, has the name of the module."""
+    try:
+        files = code.find(job.code, home, ".")
+    except FileTroubleError:
+        return True  # the render names the file
+    python = (file.split("/") for file in files if file.endswith((".py", ".so")))
+    return any(name in (*parents, file.partition(".")[0]) for *parents, file in python)
 
 
 def _closure(packages: Iterable[str]) -> set[str]:

@@ -23,7 +23,7 @@ _PLAIN_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
 _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS, and the key of a `wandb login`.
 TOKEN_FORMS = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}|(?<=wandb login )[0-9a-f]{40}\b"
+    r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}|(?<=wandb login )[0-9a-f]{40}\b|(?<=--relogin )[0-9a-f]{40}\b"
 )
 _FILE = "file:"
 

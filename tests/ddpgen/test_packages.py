@@ -42,6 +42,7 @@ def problems(place: Path, spec: str, text: str) -> list[str]:
     (place / "code").mkdir()
     (place / "code/t.py").write_text(text)
     (place / "code/einops").mkdir()  # one of the user's own
+    (place / "code/einops/__init__.py").touch()
     return [each.problem for each in check(read(spec.encode(), "a.yaml")["sky"].job, place)]
 
 
@@ -61,5 +62,31 @@ def test_nothing_is_said_where_a_package_may_come_from_elsewhere(
     assert problems(tmp_path, with_requirements(requirements, more), text) == []
 
 
-def test_names_are_those_of_the_index() -> None:
+# The files of `code`, the program.
+OWN = [
+    (
+        ["m/w.py", "datasets/__init__.py"],
+        "workload: m/w.py:build, steps: 1, global_batch_size: 1, micro_batch_size: 1",
+    ),
+    (["m/w.py", "lib/datasets/folder.py"], "script: m/w.py"),
+    (["m/w.py", "datasets.cpython-311-x86_64-linux-gnu.so"], "script: m/w.py"),
+]
+
+
+@pytest.mark.parametrize(("files", "train"), OWN)
+def test_a_module_of_code_is_nobody_elses_package(
+    tmp_path: Path, files: list[str], train: str
+) -> None:
+    for name in files:
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text("from datasets import folder\nimport wandb\n")
+    (tmp_path / "code/wandb/run-1").mkdir(parents=True)  # what a run has left
+    (tmp_path / "code/wandb/run-1/notes").touch()
+    spec = with_requirements("[torch==2.4.0]").replace("script: t.py", train)
+    found = [*check(read(spec.encode(), "a.yaml")["sky"].job, tmp_path)]
+    assert [each.problem.split(",")[0] for each in found] == ["w.py:2 imports wandb"]
+
+
+def test_the_table_is_closed_and_has_the_names_of_the_index() -> None:
     assert all(name == name.lower().replace("_", "-") for name in _NEEDS)
+    assert {name for needs in _NEEDS.values() for name in needs.split()} <= _NEEDS.keys()

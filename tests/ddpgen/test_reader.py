@@ -94,6 +94,23 @@ def test_a_process_for_each_gpu_that_the_job_asks_for(
     assert (made.gpus_per_node, made.procs_per_node) == (gpus, procs)
 
 
+@pytest.mark.parametrize(
+    ("top", "hosts", "procs"),
+    [
+        ("gpus_per_node: 8", "[{name: a, gpus: 4}, {name: b}]", [4, 8]),
+        ("gpus_per_node: 4", "[{name: a}, {name: b, gpus: 0}]", [4, 1]),
+        ("", "[{name: a, gpus: 4}, {name: b, gpus: 2, procs: 1}, c]", [4, 1, 1]),
+        ("procs_per_node: 2", "[{name: a, gpus: 4}, {name: b}]", [2, 2]),
+    ],
+)
+def test_a_host_with_gpus_of_its_own_has_a_process_for_each(
+    top: str, hosts: str, procs: list[int]
+) -> None:
+    text = GPT.replace("procs_per_node: 2\n", "").replace("batch_size: 4", "batch_size: 1")
+    made = job(f"{text}backend: gloo\n{top}\ntargets: {{hosts: {{hosts: {hosts}}}}}\n", "hosts")
+    assert [machine.procs for machine in made.machines] == procs
+
+
 def test_a_command_is_started_once_on_each_node() -> None:
     made = job("name: a\ngpus_per_node: 2\ntrain: {command: [echo], resume: by-itself}\n")
     assert made.procs_per_node == 1

@@ -352,6 +352,13 @@ REFUSED = [
         "gpus_per_node: 8",
     ),
     (f"{BUCKET}, accelerators: A100x8", "", "10:41 targets.sky.accelerators", "write A100:8"),
+    (f"{BUCKET}, accelerators: L40SX8", "", "10:41 targets.sky.accelerators", "write L40S:8"),
+    (
+        f"{BUCKET}, accelerators: A100-80GBx8",
+        "",
+        "10:41 targets.sky.accelerators",
+        "write A100-80GB:8",
+    ),
     (f"{BUCKET}, gpus_per_node: 2", "", "10:42 targets.sky.gpus_per_node", "A100:2"),
     (
         f"{BUCKET}, accelerators: [A100, 'A100:2']",

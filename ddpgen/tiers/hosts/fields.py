@@ -77,6 +77,12 @@ class HostsJob(JobSpec):
     ssh_options: tuple[str, ...] = setting(Texts(Text(allowed="a word of an ssh command line")), ())
 
     def __post_init__(self) -> None:
+        if vars(self)["procs_per_node"] is None and not self.train.command:
+            own = (
+                host if host.procs or host.gpus is None else replace(host, procs=host.gpus or 1)
+                for host in self.hosts
+            )
+            object.__setattr__(self, "hosts", tuple(own))
         super().__post_init__()
         if vars(self)["nodes"] is None:
             object.__setattr__(self, "nodes", NodeCount(max(1, len(self.hosts) - self.spares)))

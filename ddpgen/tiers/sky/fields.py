@@ -64,7 +64,7 @@ class Gpus(Text):
         self.sample = "x:0"  # so that no other field follows from a refused one
 
     def parse(self, raw: Scalar) -> str:
-        if match := re.fullmatch(r"([A-Za-z][A-Za-z0-9-]*?[0-9])x([1-9][0-9]?)", raw.text):
+        if match := re.fullmatch(r"([A-Za-z].*[0-9].*)[xX]([1-9][0-9]?)", raw.text):
             raise Refused(f"{show(raw.text)} is no type of GPU", f"write {match[1]}:{match[2]}")
         return super().parse(raw)
 
