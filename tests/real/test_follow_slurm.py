@@ -72,7 +72,7 @@ def test_a_job_that_would_wait_for_ever_is_refused_with_the_profile_of_the_site(
     fits = "targets.slurm.time=2h"
     assert validated(fits).code == 0
     assert "targets.slurm.nodes: work has 2 node(s)" in validated(fits, "targets.slurm.nodes=3").err
-    many = validated(fits, "gpus_per_node=8")
+    many = validated(fits, "gpus_per_node=8", "procs_per_node=1")
     assert "no partition has 8 GPUs a node" in many.err
 
 
