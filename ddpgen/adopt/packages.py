@@ -93,14 +93,15 @@ def _is_own(name: str, job: JobSpec, home: Path) -> bool:
 
 
 def _closure(packages: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    """Return the packages, and all that they bring along."""
+    installed: set[str] = set()
     waiting = [*packages]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += _NEEDS.get(name, "").split()
-    return found
+        if name not in installed:
+            installed.add(name)
+            waiting += _NEEDS[name].split()
+    return installed
 
 
 def _always_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -60,15 +60,15 @@ def _spawns(script: Script) -> Iterator[Conflict]:
     if any(constant(n) in _VARIABLES for n in ast.walk(script.tree) if isinstance(n, ast.Constant)):
         return
     for call in script.calls:
-        function = name_of(call.func)
-        value: ast.expr | None = next(
-            (k.value for k in call.keywords if k.arg == _STARTS.get(function)), None
-        )
+        option = _STARTS.get(name_of(call.func))
+        if option is None:
+            continue
+        value: ast.expr | None = next((k.value for k in call.keywords if k.arg == option), None)
         if isinstance(value, ast.Name):
             value = script.assigned.get(value.id)
         number = value.value if isinstance(value, ast.Constant) else 0
         waits = all(k.arg != "join" for k in call.keywords) and call not in script.at_times
-        if function in _STARTS and isinstance(number, int) and number > 1 and waits:
+        if isinstance(number, int) and number > 1 and waits:
             problem = f"{script.location(call)} starts {number} processes, and so does each process of the job"
             remedy = "call the function itself, or write procs_per_node: 1"
             yield warning("train.script", problem, remedy)

@@ -167,8 +167,8 @@ def _line(item: Mapping[str, Any]) -> str:
     metadata = item["metadata"]
     archive = item["download_info"].get("archive_info", {})
     # pip 23.0 and older give a file of --find-links the older form alone.
-    hashes = archive.get("hashes") or dict([archive.get("hash", "=").split("=", 1)])
-    digest = hashes.get("sha256")
+    older = archive.get("hash", "").partition("sha256=")[2]
+    digest = archive.get("hashes", {}).get("sha256") or older
     if item["is_direct"] or not digest:
         return f"{metadata['name']} (from {item['download_info']['url']})"
     return f"{_canonical(metadata['name'])}=={metadata['version']} --hash=sha256:{digest}"

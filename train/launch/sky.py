@@ -165,9 +165,9 @@ def membership(
             "the spec and render again",
         )
     part = task_name(task)
-    # All machines of a start compute the same name, and no other start has it. A new cluster counts its jobs from 1
-    # again. But its machines have other addresses. If they are nodes of Slurm, they may have the same addresses, but in
-    # another job of Slurm.
+    # All machines of a start compute the same name. Another start has another one: a new cluster counts its jobs from 1
+    # again, but its machines have other addresses. If they are nodes of Slurm, they may have the same addresses, but in
+    # another job of Slurm. Only a cloud that gives a cluster all the addresses of the one before repeats a name.
     machines = zlib.crc32(" ".join([*addresses, told.get("SLURM_JOB_ID", "")]).encode())
     launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}.{machines:08x}"
     return Membership(

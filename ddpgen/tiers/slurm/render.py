@@ -235,7 +235,7 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
         yield unwise.no_effect("array_parallelism", "without a sweep")
     if not job.mail_to and job.mail_on != SlurmJob.mail_on:
         yield unwise.no_effect("mail_on", "without mail_to")
-    if {"NONE", "none"} & {*job.mail_on} and len(job.mail_on) > 1:
+    if "NONE" in map(str.upper, job.mail_on) and len(job.mail_on) > 1:
         problem = "NONE is no mail at all, and other words ask for mail"
         yield Conflict(("mail_on",), problem, "leave NONE out, or write it alone", False)
     if not job.gpus_per_node and job.gpu_request != SlurmJob.gpu_request:
