@@ -31,9 +31,10 @@ ENOUGH = [
     ("[torch==2.4.0, ours==1.0]", IMPORTS, ""),
     ("[torch==2.4.0, ./wheels/ours-1.0-py3-none-any.whl]", IMPORTS, ""),
     ("[torch==2.4.0]", IMPORTS, "python: {activate: source x}\n"),
+    ("[torch==2.4.0]", IMPORTS, "environment: locked\n"),
     ("[torch==2.4.0]", "try:\n  import wandb\nexcept ImportError:\n  wandb = None\n", ""),
     ("[torch==2.4.0]", "def f():\n  import transformers\n", ""),
-    ("[torch==2.4.0]", "from . import transformers\nimport own, einops, unheard_of, json\n", ""),
+    ("[torch==2.4.0]", "from .transformers import x\nimport own, einops, unheard_of, json\n", ""),
     ("[einops==0.8]", "import torch\n", ""),
 ]
 

@@ -874,6 +874,7 @@ PROCESSES = [
     ("", f"{_STATE}a = Accelerator(mixed_precision='fp16')\n", "train.script", "t.py:3: mixed_precision='fp16', and the job has no GPUs"),
     ("", "t = Trainer(args=TrainingArguments(fp16=True))\n", "train.script", "t.py:1: fp16=True, and the job has no GPUs"),
     ("", "t = Trainer(precision='16-mixed')\n", "train.script", "precision='16-mixed', and the job has no GPUs"),
+    ("", f"{_STATE}t = Fabric(precision='16-true')\n", "train.script", "precision='16-true', and the job has no GPUs"),
     ("", "t = Trainer(precision=16)\n", "train.script", "precision=16, and the job has no GPUs"),
     ("", "t = Trainer(precision='bf16-mixed')\n", "", ""),
     ("", "t = Trainer(accelerator='gpu')\n", "train.script", "t.py:1: accelerator='gpu', and the job has no GPUs"),

@@ -114,6 +114,9 @@ def test_a_host_with_gpus_of_its_own_has_a_process_for_each(
 def test_a_command_is_started_once_on_each_node() -> None:
     made = job("name: a\ngpus_per_node: 2\ntrain: {command: [echo], resume: by-itself}\n")
     assert made.procs_per_node == 1
+    hosts = "targets: {hosts: {hosts: [{name: a, gpus: 2}]}}\n"
+    made = job(f"name: a\ntrain: {{command: [echo], resume: by-itself}}\n{hosts}", "hosts")
+    assert [machine.procs for machine in made.machines] == [1]
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:

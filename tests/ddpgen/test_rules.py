@@ -246,6 +246,11 @@ UNWISE = [
     ({"top": "env: {TORCHELASTIC_RUN_ID: 4}"}, "6:28 env.TORCHELASTIC_RUN_ID", "torchrun"),
     ({"top": "env: {PYTHONSAFEPATH: 1}"}, "6:23 env.PYTHONSAFEPATH", "hides"),
     (
+        {"top": f"python: {{activate: [wandb login {'0123456789' * 4}]}}"},
+        "6:21 python.activate[0]",
+        "looks like a secret",
+    ),
+    (
         {"top": f"python: {{activate: [wandb login --relogin {'0123456789' * 4}]}}"},
         "6:21 python.activate[0]",
         "looks like a secret",

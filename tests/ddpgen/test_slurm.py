@@ -347,6 +347,11 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 WARNED = [
     ("mail_to: me@x.org, mail_on: [none, END]", "9:39 targets.slurm.mail_on", "no mail at all"),
     ("mail_to: me@x.org, mail_on: NONE", "", ""),
+    (
+        "train: {script: /t.py, workdir: /Users/me/run, workload: null, steps: null, global_batch_size: null, micro_batch_size: null}",
+        "9:43 targets.slurm.train.workdir",
+        "home of a Mac",
+    ),
     ("checkpoint: {dir: /Users/me/ck}", "9:29 targets.slurm.checkpoint.dir", "home of a Mac"),
     ("nodes: 2, nic: docker0", "9:26 targets.slurm.nic", "containers of one machine"),
     ("nodes: 2, nic: eth0", "", ""),
