@@ -214,7 +214,7 @@ async def ask(
     """
     for attempt in range(_MAX_ATTEMPTS):
         try:
-            outcome = await run(ssh.command(host), text, timeout_s, line=line)
+            outcome = await run(ssh.command(host, keep=attempt == 0), text, timeout_s, line=line)
         except OSError as error:
             message = f"cannot start {ssh.words[0]}: {error.strerror}; install ssh, or name it in DDPGEN_SSH"
             raise Trouble(message) from None

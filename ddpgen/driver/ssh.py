@@ -70,7 +70,9 @@ _REMEDIES = (
     ),
 )
 # A jump host accepts about ten connections at a time and drops the others. A later try succeeds.
-_TRANSIENT = re.compile(r"kex_exchange_identification|ssh_exchange_identification|banner exchange")
+_TRANSIENT = re.compile(
+    r"kex_exchange_identification|ssh_exchange_identification|banner exchange|proxy dialer"
+)
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,12 @@ class Ssh:
     numbers: Mapping[str, int]
     private: Path
 
-    def command(self, host: PlannedHost) -> list[str]:
-        """Log in and run the commands that come through the input."""
-        return [*self._to(host, []), "bash -s"]
+    def command(self, host: PlannedHost, *, keep: bool = True) -> list[str]:
+        """Log in and run the commands that come through the input.
+
+        keep: the connection outlives the command. If so, ssh discards the messages of a jump host or a ProxyCommand.
+        """
+        return [*self._to(host, [], keep=keep), "bash -s"]
 
     def login_command(self, host: PlannedHost) -> str:
         """Return the command with which a user logs in to see the fault."""
@@ -119,13 +124,13 @@ class Ssh:
         """Return the path of the socket of the shared connection to `host`."""
         return self.private / str(self.numbers[host.name])
 
-    def _to(self, host: PlannedHost, extra: list[str]) -> list[str]:
+    def _to(self, host: PlannedHost, extra: list[str], *, keep: bool = True) -> list[str]:
         # ssh takes the first value of an option. Options that keep a launch from hanging come before the user's;
         # options that users may have a better value for come after.
         sharing = [
             "ControlMaster=auto",
             f"ControlPath={self.socket(host)}",
-            "ControlPersist=10",
+            f"ControlPersist={10 if keep else 'no'}",
         ]
         before_users = ["BatchMode=yes", *sharing, "ClearAllForwardings=yes"]
         after_users = ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6"]
@@ -202,5 +207,7 @@ def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
 
 
 def is_transient(output: bytes) -> bool:
-    """True if ssh failed because the host had too many connections at once."""
-    return bool(_TRANSIENT.search(output.decode("utf-8", "replace")))
+    """True if ssh failed perhaps because the host had too many connections at once."""
+    text = output.decode("utf-8", "replace")
+    has_cause = any(re.search(pattern, text) for pattern, _ in _REMEDIES[:-1])
+    return bool(_TRANSIENT.search(text)) and not has_cause

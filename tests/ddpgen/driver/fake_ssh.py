@@ -19,8 +19,13 @@ TROUBLES = {
     "unknown": "Host key verification failed.",
     "nameless": "ssh: Could not resolve hostname {}: Name or service not known",
     "off": "ssh: connect to host {} port 22: No route to host",
-    "jump": "Connection closed by UNKNOWN port 65535",
 }
+# A jump host is off. Like OpenSSH, this ssh discards the cause if the connection is to outlive the command.
+JUMP = (
+    "kex_exchange_identification: Connection closed by remote host\n"
+    "Connection closed by UNKNOWN port 65535"
+)
+JUMP_CAUSE = "ssh: connect to host gate port 22: No route to host\n"
 
 
 def main(words: list[str]) -> int:
@@ -41,6 +46,10 @@ def main(words: list[str]) -> int:
     if os.path.exists(f"{home}/.door"):
         with open(f"{home}/.door") as file:
             door = file.read().split()
+    if door[0] == "jump":
+        keeps = any("ControlPersist=10" in option for option in options)
+        print(JUMP if keeps else JUMP_CAUSE + JUMP, file=sys.stderr)
+        return 255
     return enter(destination, home, door, socket, command)
 
 

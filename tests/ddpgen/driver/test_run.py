@@ -192,7 +192,7 @@ def test_any_directory_is_reached_byte_for_byte(stage: Make, place: str) -> None
         ("nameless", "Name or service not known; "),
         ("nameless", "fake_ssh.py lap` right?"),
         ("off", "No route to host; "),
-        ("jump", "UNKNOWN port 65535; "),
+        ("jump", "ddpgen: lap: ssh: connect to host gate port 22: No route to host; "),
         ("silent", "no answer within 3 s; "),
     ],
 )
