@@ -27,7 +27,8 @@ from train.distributed.gradients import AllReduceGradients, Gradients, TreeGradi
 from train.distributed.local_sockets import SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.step_exchange import StepExchange, StepResult
-from train.distributed.timing import REPORTED, StepClock
+from train.distributed.gpu_time import GpuTime
+from train.distributed.timing import HostTime, StepClock
 from train.health import phase
 from train.health.phase import NOW, WAITING, doing
 from train.run.config import RunConfig
@@ -175,7 +176,7 @@ class Trainer:
         schedule = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, schedule)
         self.settings = numerics.settings(config, self.last_step, schedule is not None)
-        self.clock = StepClock()
+        self.clock = StepClock(GpuTime() if world.device.type == "cuda" else HostTime())
         if config.profile is not None:
             self.profile = Profile(config.profile, directory / "profile", world, self.clock)
         self.autocast = partial(_autocast, config.precision, world.device.type)
@@ -390,11 +391,8 @@ class Trainer:
         return result
 
     def _own_times(self) -> list[float]:
-        """Return this rank's times if they are due, else []. On a GPU they are zeros, because a GPU computes
-        asynchronously."""
-        if not self.shares.times_due(self.state.step + 1):
-            return []
-        return self.clock.report() if self.world.device.type == "cpu" else [0.0] * REPORTED
+        """Return this rank's times if they are due, else []."""
+        return self.clock.report() if self.shares.times_due(self.state.step + 1) else []
 
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, if there is one, and record the metrics. Returns whether they are the
@@ -454,8 +452,9 @@ class Trainer:
 
     def _forward(self, v: int, batch: Any) -> torch.Tensor:
         batch = to_device(batch, self.world.device)
-        with self.clock.waiting():
-            self.state.settle()  # with train.shard: wait for the parameters of the other ranks
+        if self.state.shards:
+            with self.clock.waiting():
+                self.state.settle()  # wait for the parameters of the other ranks
         if self.buffers is not None:
             self.buffers.restore()
         return self._loss(self.gradients.ddp, v, batch)

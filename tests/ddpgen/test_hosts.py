@@ -161,11 +161,6 @@ REFUSED = [
         "10:12 targets.hosts.share",
         "reduction: tree",
     ),
-    (
-        "share: auto\nhosts: [a, {name: b, gpus: 1, procs: 1}]",
-        "10:12 targets.hosts.share",
-        "measured on CPUs only",
-    ),
 ]
 
 
@@ -226,9 +221,7 @@ def test_nothing_moves_between_the_processes_of_a_script(program: str) -> None:
         ("hosts: [{name: a, procs: 1}]", False),
         ("share: even\nhosts: [a, b]", False),
         ("hosts: [{name: a, share: 2}, b]", False),
-        ("hosts: [a, {name: b, gpus: 2}]", False),
-        ("gpus_per_node: 2\nhosts: [{name: a, gpus: 0}, b]", False),
-        ("gpus_per_node: 2\nhosts: [{name: a, gpus: 0}, {name: b, gpus: 0}]", True),
+        ("gpus_per_node: 2\nhosts: [a, b]", True),
         ("train: {reduction: allreduce}\nhosts: [a, b]", False),
         ("nodes: 1..2\nhosts: [a, b]", True),
     ],

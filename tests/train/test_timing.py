@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.train import workers
 from train.distributed import timing
-from train.distributed.timing import Slow, SlowRanks, StepClock, remedy, slowest
+from train.distributed.timing import HostTime, Slow, SlowRanks, StepClock, remedy, slowest
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -55,6 +56,53 @@ def test_without_a_gradient_there_is_nothing_to_wait_for(monkeypatch: pytest.Mon
     clock.reduced()
     clock.end()
     assert clock.report() == [1, 0, 0, 0]
+
+
+class Queue(HostTime):
+    """A GPU: a mark has a time only after the GPU has reached it."""
+
+    def __init__(self) -> None:
+        self.marks: list[list[float]] = []
+
+    def mark(self) -> list[float]:
+        self.marks.append([])
+        return self.marks[-1]
+
+    def compute(self, *seconds: float) -> None:
+        """Reach the next marks, each this long after the one before."""
+        for each in seconds:
+            at = next(n for n, mark in enumerate(self.marks) if not mark)
+            self.marks[at].append((self.marks[at - 1][0] if at else 100.0) + each)
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return float(end[0] - begin[0])
+
+    def is_past(self, mark: Any) -> bool:
+        return bool(mark)
+
+
+def test_a_step_counts_after_the_gpu_has_done_its_work() -> None:
+    gpu = Queue()
+    clock = StepClock(gpu)
+    for _ in range(2):
+        clock.begin()
+        with clock.waiting():  # for the parameters of other ranks
+            pass
+        with clock.batch():
+            pass
+        clock.ready()
+        clock.reduced()
+        with clock.waiting():  # the exchange
+            pass
+        clock.end()
+    assert clock.report() == [0, 0, 0, 0]
+    step = (0, 0, 0.25, 0, 0.5, 2, 0.75, 0, 0.125, 1)
+    gpu.compute(*step)
+    assert clock.report() == [4.625, 1.125, 0.5, 2.5]
+    gpu.compute(*step[:-1])
+    assert clock.report() == [0, 0, 0, 0]
+    gpu.compute(1)
+    assert clock.report() == [4.625, 1.125, 0.5, 2.5]
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,8 @@ class AllReduceGradients:
 
         def arrived(p: torch.Tensor) -> None:
             self._arrived.add(id(p))
-            clock.ready()  # the call for the last gradient counts
+            if self._tolerant or len(self._arrived) == len(self._named_parameters):
+                clock.ready()  # the last call counts
 
         for _, p in self._named_parameters:
             p.register_post_accumulate_grad_hook(arrived)

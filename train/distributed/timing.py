@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # A rank is named if it computes longer than the others by this part of a step, in so many reports in a row.
 SLOW = 0.10
 REPORTS = 3
-# The length of a report: see StepClock.report.
-REPORTED = 4
 
 
 class StepTimes(NamedTuple):
@@ -48,53 +47,97 @@ class StepTimes(NamedTuple):
         )
 
 
-class StepClock:
-    """This rank's times in its steps."""
+class HostTime:
+    """The source of a clock's times on a processor: seconds since some time."""
 
-    def __init__(self) -> None:
-        self._step_started_at = self._ready_at = self._waited_in_step = 0.0
-        self._steps = self._micro_batches = self._in_step = 0
+    def mark(self) -> Any:
+        """Return the present."""
+        return time.perf_counter()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two marks."""
+        return float(end - begin)
+
+    def is_past(self, mark: Any) -> bool:
+        """Return whether the work before this mark is done."""
+        return True
+
+
+class _Step:
+    """The marks of a step. `waits`, `batches`: beginnings and ends. `waits_before`: the number of waits in `computing`."""
+
+    ready: Any = None
+    reduced: Any = None
+    end: Any = None
+
+    def __init__(self, begin: Any) -> None:
+        self.begin = begin
+        self.waits: list[tuple[Any, Any]] = []
+        self.batches: list[tuple[Any, Any]] = []
+        self.waits_before = 0
+
+
+class StepClock:
+    """This rank's times in its steps. A step counts as soon as its work is done."""
+
+    def __init__(self, source: HostTime | None = None) -> None:
+        self._source = source or HostTime()
+        self._mark = self._source.mark
+        self._step = _Step(None)
+        self._ended: deque[_Step] = deque()
+        self._steps = self._micro_batches = 0
         self._total = self._waiting = self._batches = self._computing = 0.0
         self._reported = self.totals()
 
     def begin(self) -> None:
         """Note that a step begins."""
-        self._in_step, self._waited_in_step = 0, 0.0
-        self._step_started_at = time.perf_counter()
+        self._step = _Step(self._mark())
 
     def end(self) -> None:
         """Note that the step is over."""
-        self._total += time.perf_counter() - self._step_started_at
-        self._steps += 1
+        self._step.end = self._mark()
+        self._ended.append(self._step)
+        self._count_done()
 
     def ready(self) -> None:
         """Note that the last gradient of this rank is computed. The rest of the backward pass is waiting."""
-        self._ready_at = time.perf_counter()
+        self._step.ready = self._mark()
 
     def reduced(self) -> None:
         """Note that the backward pass is over."""
-        if self._ready_at:
-            self._waiting += time.perf_counter() - self._ready_at
-            self._computing += self._ready_at - self._step_started_at - self._waited_in_step
-            self._micro_batches += self._in_step
-            self._ready_at = 0.0
+        self._step.reduced = self._mark()
+        self._step.waits_before = len(self._step.waits)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within this context the rank waits for other ranks."""
-        began = time.perf_counter()
+        began = self._mark()
         yield
-        seconds = time.perf_counter() - began
-        self._waiting += seconds
-        self._waited_in_step += seconds
+        self._step.waits.append((began, self._mark()))
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Within this context the rank waits for a batch."""
-        began = time.perf_counter()
+        began = self._mark()
         yield
-        self._batches += time.perf_counter() - began
-        self._in_step += 1
+        self._step.batches.append((began, self._mark()))
+
+    def _count_done(self) -> None:
+        while self._ended and self._source.is_past(self._ended[0].end):
+            self._count(self._ended.popleft())
+
+    def _count(self, step: _Step) -> None:
+        seconds = self._source.seconds
+        waits = [seconds(*wait) for wait in step.waits]
+        self._steps += 1
+        self._total += seconds(step.begin, step.end)
+        self._waiting += sum(waits)
+        self._batches += sum(seconds(*batch) for batch in step.batches)
+        if step.ready is not None:
+            self._waiting += seconds(step.ready, step.reduced)
+            before = sum(waits[: step.waits_before])
+            self._computing += seconds(step.begin, step.ready) - before
+            self._micro_batches += len(step.batches)
 
     def report(self) -> list[float]:
         """Return the mean seconds of a step since the last report: in total, of waits for ranks, of waits for batches.
@@ -106,7 +149,8 @@ class StepClock:
         return [*self._reported.mean_since(before), self._reported.of_micro_batch_since(before)]
 
     def totals(self) -> StepTimes:
-        """Return the times of all steps so far."""
+        """Return the times of all steps so far whose work is done."""
+        self._count_done()
         spent = self._total, self._waiting, self._batches
         return StepTimes(self._steps, *spent, self._micro_batches, self._computing)
 

@@ -151,7 +151,7 @@ def keep_if_hosts_differ(shares: Shares, assembly: agreement.Assembly, rank: int
     if rank == 0:
         say(
             "share: auto leaves the micro-batches where they are, because the weights would depend on the moment of a "
-            "change"
+            "change; for a fixed split, write a share for each host"
         )
 
 

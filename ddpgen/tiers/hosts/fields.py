@@ -118,10 +118,7 @@ class HostsJob(JobSpec):
         """Return the field that keeps the micro-batches where they are, or "" if they can move."""
         if self.train.program_field != "workload":
             return f"train.{self.train.program_field}"
-        if self.train.reduction != "tree":
-            return "train.reduction"
-        with_gpu = [i for i, host in enumerate(self.hosts) if self.gpus(host)]
-        return f"hosts[{with_gpu[0]}]" if with_gpu else ""
+        return "" if self.train.reduction == "tree" else "train.reduction"
 
     @property
     def resizes(self) -> bool:

@@ -30,10 +30,6 @@ _SCRIPT = (
 _FIXED = {
     **dict.fromkeys(("train.script", "train.command"), (_SCRIPT, "leave it out")),
     "train.reduction": ("share: auto needs the fixed-order tree", "write reduction: tree, or leave share out"),
-    "hosts": (
-        "share: auto follows the seconds of micro-batches, which are measured on CPUs only",
-        "leave it out, or give each host a share of its own",
-    ),
 }  # fmt: skip
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "0.0.0.0")
 
@@ -123,7 +119,7 @@ def _numbers(job: HostsJob) -> Iterator[Conflict]:
         problem = f"share: {job.share} and the share of a host exclude each other"
         yield Conflict(("share", shares[0]), problem, "leave one of them out")
     elif job.share == "auto" and job.fixed:
-        yield Conflict(("share", job.fixed), *_FIXED[job.fixed.partition("[")[0]])
+        yield Conflict(("share", job.fixed), *_FIXED[job.fixed])
 
 
 def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conflict]:
