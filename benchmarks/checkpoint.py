@@ -2,9 +2,10 @@
 
     python benchmarks/checkpoint.py [--processes 2] [--blocks 5]
     sudo python benchmarks/checkpoint.py --hosts     on two hosts of the rig of tests/real, with a shared directory
+    python benchmarks/checkpoint.py --cuda           on GPU 0 of this machine, with one process
 
 `--processes` is the number on each host.
-A model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
+With --cuda, a gpt of 25M parameters (about 300 MB of state) is trained in bf16. Else a model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
 each. Two of them, a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
 
   lost      the time of 40 steps with 4 checkpoints, less the time of the same steps without, over 4
@@ -37,6 +38,9 @@ SHARED, NAMES, PORT = "/shared", ("node1", "node2"), 29511
 EVERY, FIRST, LAST = 10, 11, 50  # steps; a step of FIRST … LAST counts, and 4 checkpoints
 STEPS = LAST + 5
 MICRO_BATCH = 4
+ON_GPU: dict[str, Any] = {
+    "batch": 128, "args": {"depth": 8, "width": 512, "heads": 8, "seq_len": 1024, "max_bytes": 20_000_000}
+}  # fmt: skip
 OURS, BY_HAND = "ours", "by hand"
 SAVES_NOTHING = {OURS: "ours, none", BY_HAND: "by hand, none"}
 CONTENDERS = {
@@ -54,11 +58,13 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--hosts", action="store_true", help="on two hosts of a rig, as root")
+    parser.add_argument("--cuda", action="store_true", help="on GPU 0, with one process")
     parser.add_argument("--hidden", type=int, default=20_000, help="width of the model's layer")
     parser.add_argument("--directory", type=Path, help="for the checkpoints  [default: build]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.processes = 1 if options.cuda else options.processes
     if options.worker:
         train_by_hand(**json.loads(options.worker))
         return
@@ -119,15 +125,25 @@ def measure(name: str, options: argparse.Namespace, rig: Any) -> dict[str, Any]:
         command: list[str] = []
         if CONTENDERS[name] == OURS:
             every = EVERY if name == "ours" else 10 * STEPS
+            micro_batch = ON_GPU["batch"] if options.cuda else MICRO_BATCH
+            arguments = (
+                ON_GPU["args"] if options.cuda else {"features": 1000, "hidden": options.hidden}
+            )
             command += [
-                "-m", "train", "run", "--workload=toy", f"--steps={STEPS}", f"--checkpoint-dir={place / 'ours'}",
-                f"--global-batch-size={MICRO_BATCH * options.processes * (len(NAMES) if rig else 1)}",
-                f"--micro-batch-size={MICRO_BATCH}",
-                "--arg=features=1000", f"--arg=hidden={options.hidden}", "--optimizer=adamw", "--log-every=1000",
-                f"--checkpoint-every={every} steps",
+                "-m", "train", "run", f"--workload={'gpt' if options.cuda else 'toy'}", f"--steps={STEPS}",
+                f"--checkpoint-dir={place / 'ours'}",
+                f"--global-batch-size={micro_batch * options.processes * (len(NAMES) if rig else 1)}",
+                f"--micro-batch-size={micro_batch}", "--optimizer=adamw", "--log-every=1000",
+                *(f"--arg={key}={value}" for key, value in arguments.items()),
+                f"--checkpoint-every={every} steps", *(["--precision=bf16"] if options.cuda else []),
             ]  # fmt: skip
         else:
-            case = {"name": name, "place": str(place), "hidden": options.hidden}
+            case = {
+                "name": name,
+                "place": str(place),
+                "hidden": options.hidden,
+                "cuda": options.cuda,
+            }
             command += [__file__, f"--worker={json.dumps(case)}"]
         (on_hosts if rig else here)(command, place, options.processes, rig)
         return read_ours(outside / "ours") if CONTENDERS[name] == OURS else read_by_hand(outside)
@@ -183,32 +199,57 @@ def read_by_hand(place: Path) -> dict[str, Any]:
     return found
 
 
-def train_by_hand(name: str, place: str, hidden: int) -> None:
+def problem(hidden: int, cuda: bool, rank: int) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the model of this rank, and a function from the model under DDP to the loss of the next batch."""
+    import torch
+
+    from train.workload import Context
+    from train.workloads import gpt
+    from train.workloads.toy import Classifier
+
+    batches = torch.Generator().manual_seed(rank)
+    if not cuda:
+
+        def toy(model: Any) -> Any:
+            inputs = torch.randn(MICRO_BATCH, 1000, generator=batches)
+            labels = torch.randint(0, 4, (MICRO_BATCH,), generator=batches)
+            return torch.nn.functional.cross_entropy(model(inputs), labels)
+
+        return Classifier(1000, 4, hidden, 0.0, False), toy
+    device, size = torch.device("cuda", 0), ON_GPU["batch"]
+    made = gpt.build(Context(0, rank, 0, 1, device, size), **ON_GPU["args"])
+
+    def loss(model: Any) -> Any:
+        chosen = torch.randint(0, len(made.dataset), (size,), generator=batches).tolist()
+        batch = torch.utils.data.default_collate([made.dataset[i] for i in chosen])
+        with torch.autocast("cuda", torch.bfloat16):
+            return made.loss(model, batch.to(device))
+
+    return made.model.to(device), loss
+
+
+def train_by_hand(name: str, place: str, hidden: int, cuda: bool) -> None:
     """One rank of a loop as one writes it by hand: DDP, AdamW, and a save every EVERY steps."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from train.workloads.toy import Classifier
-
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if cuda else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(
-        Classifier(1000, 4, hidden, 0.0, False), gradient_as_bucket_view=True
-    )
+    made, next_loss = problem(hidden, cuda, rank)
+    model = DistributedDataParallel(made, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = torch.Generator().manual_seed(rank)
     durable: list[float] = []
     ends = [time.perf_counter()]
     save = saver(name, Path(place), model, optimizer, durable)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad(set_to_none=True)
-        inputs = torch.randn(MICRO_BATCH, 1000, generator=batches)
-        labels = torch.randint(0, 4, (MICRO_BATCH,), generator=batches)
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        loss = next_loss(model)
+        loss.backward()
         optimizer.step()
+        loss.item()  # a GPU's work counts in its own step
         if step % EVERY == 0 and step <= LAST:
             save(step)
         ends.append(time.perf_counter())

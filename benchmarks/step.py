@@ -112,7 +112,7 @@ def main() -> None:
         return
     results = []
     chosen = {
-        ON_GPU: options.cuda, ALL_ON: options.all_on, DIGEST: options.digest, SHARD: options.shard, LOOPS: True
+        ALL_ON: options.all_on, DIGEST: options.digest, SHARD: options.shard, ON_GPU: options.cuda, LOOPS: True
     }  # fmt: skip
     contenders = next(each for each, is_chosen in chosen.items() if is_chosen)
     for name, (argv, worlds) in (GPU_CASES if options.cuda else CASES).items():

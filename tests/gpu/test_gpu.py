@@ -7,6 +7,7 @@ ranks on one card, so more than one process uses gloo. `make gpu` runs this; wit
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ import yaml
 
 from tests.ports import free_port
 from tests.real import jobs
+from tests.real.scripts import Script
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -106,6 +108,86 @@ def test_convolutions_and_batch_norm_have_the_same_bits(tmp_path: Path, model: s
         output = train(tmp_path / str(processes), processes, *flags, *more)
         assert "warning" not in output.lower()
         jobs.assert_same_bits(weights(tmp_path / str(processes)), weights(tmp_path / "1"))
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """The files of the newest checkpoint that hold tensors."""
+    newest = jobs.checkpoints(directory)[-1]
+    return {name: (newest / name).read_bytes() for name in ("model.pt", "optimizer.pt")}
+
+
+def digests(directory: Path) -> list[Any]:
+    return [row["digest"] for row in jobs.rows(directory) if "digest" in row]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_sharded_optimizer_has_the_same_checkpoint_and_digests(
+    tmp_path: Path, precision: str
+) -> None:
+    flags = (*GPT, f"--precision={precision}", "--digest")
+    train(tmp_path / "1", 1, *flags)
+    assert len(digests(tmp_path / "1")) == 11
+    for processes in (2, 3):
+        train(tmp_path / str(processes), processes, *flags, "--shard=optimizer")
+        assert files(tmp_path / str(processes)) == files(tmp_path / "1")
+        assert digests(tmp_path / str(processes)) == digests(tmp_path / "1")
+    train(tmp_path / "halves", 3, *flags, "--until=7", "--shard=optimizer")
+    train(tmp_path / "halves", 2, *flags)
+    assert files(tmp_path / "halves") == files(tmp_path / "1")
+
+
+MOVING = ROOT / "tests/train/moving.py"
+
+
+def losses(directory: Path) -> list[float]:
+    return [row["loss"] for row in jobs.rows(directory)]
+
+
+@pytest.mark.parametrize("name", ["gpt", "batch_norm_and_dropout"])
+def test_micro_batches_that_move_at_every_step_change_no_bit(tmp_path: Path, name: str) -> None:
+    model = GPT[1:] if name == "gpt" else ("--steps=12", "--optimizer=sgd", "--lr=0.05")
+    more = ("--global-batch-size=22", "--micro-batch-size=2", f"--workload={MOVING}:{name}")
+    train(tmp_path / "1", 1, *model, *more)
+    for processes in (2, 3):
+        place = tmp_path / str(processes)
+        train(place, processes, *model, *more, "--balance", "--shard=optimizer")
+        assert len({tuple(row["shares"]) for row in jobs.rows(place, "shares")}) > 5
+        assert losses(place) == losses(tmp_path / "1")
+        assert files(place) == files(tmp_path / "1")
+
+
+def test_a_slow_process_has_less_until_it_is_fast_again(tmp_path: Path) -> None:
+    throttle, lifted = tmp_path / "throttle", 30
+    flags = (
+        f"--workload={MOVING}:slow", f"--arg=file={json.dumps(str(throttle))}", f"--arg=until={lifted}",
+        "--steps=55", "--global-batch-size=24", "--micro-batch-size=2", "--optimizer=sgd", "--lr=0.05",
+    )  # fmt: skip
+    train(tmp_path / "even", 2, *flags)
+    throttle.touch()
+    output = train(tmp_path / "moved", 2, *flags, "--balance")
+    changes = [(row["step"], row["shares"]) for row in jobs.rows(tmp_path / "moved", "shares")]
+    away, counts = changes[0]
+    assert away < lifted, output
+    assert counts in ([4, 8], [5, 7]), output
+    assert any(lifted < step <= lifted + 20 and back == [6, 6] for step, back in changes), output
+    for row in jobs.rows(tmp_path / "moved", "ranks"):
+        if away + 2 < row["step"] < lifted:
+            # Sleeps of the host: 4 × 30 ms on rank 0 and 8 × 15 ms on rank 1, in which the GPU has nothing to do.
+            assert 0.1 < row["seconds"] < 0.3, output
+    assert losses(tmp_path / "moved") == losses(tmp_path / "even")
+    assert files(tmp_path / "moved") == files(tmp_path / "even")
+
+
+def test_a_slow_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "throttle").touch()
+    output = train(
+        tmp_path / "run", 2, f"--workload={MOVING}:slow", f"--arg=file={json.dumps(str(tmp_path / 'throttle'))}",
+        "--arg=until=1000", "--steps=10", "--global-batch-size=24", "--micro-batch-size=2", "--optimizer=sgd",
+        "--lr=0.05",
+    )  # fmt: skip
+    assert "rank 0 computes longer " in output
+    row = jobs.rows(tmp_path / "run", "ranks")[-1]
+    assert row["waiting"][1] - row["waiting"][0] > 0.3 * row["seconds"]
 
 
 def test_an_operation_without_a_deterministic_version_is_named_and_trains(tmp_path: Path) -> None:
@@ -202,6 +284,22 @@ def worker_of(directory: Path) -> int:
             if wanted in words and b"RANK=0" in (entry / "environ").read_bytes().split(b"\0"):
                 return int(entry.name)
     raise AssertionError(f"no process trains in {directory}")
+
+
+@pytest.mark.parametrize("name", ["huggingface", "lightning", "accelerate", "nanogpt"])
+def test_a_script_that_is_killed_ends_in_the_same_weights(tmp_path: Path, name: str) -> None:
+    whole, script = (
+        Script(name, tmp_path / place, procs=1, more="gpus_per_node: 1\n")
+        for place in ("whole", "killed")
+    )
+    whole.run()
+    job = script.start()
+    script.wait_for_rows(job, 2)
+    os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
+    assert job.end() == -signal.SIGKILL
+    job = script.run()
+    assert "does not resume where its checkpoint ends" not in job.output
+    jobs.assert_same_bits(script.weights(), whole.weights())
 
 
 def test_a_host_whose_gpus_are_hidden_is_named_before_the_start(tmp_path: Path) -> None:

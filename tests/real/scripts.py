@@ -39,14 +39,15 @@ LONG = {
 class Script:
     """An example's bundle, started again and again."""
 
-    def __init__(self, name: str, place: Path, procs: int = 2) -> None:
+    def __init__(self, name: str, place: Path, procs: int = 2, more: str = "") -> None:
+        """`more`: more of the spec."""
         self.argument, self.result = SCRIPTS.get(name, ("", ""))
         self.bundle = place / name
         spec = jobs.ROOT / "examples" / f"{name}.yaml"
         if procs != 2:
             spec, text = place / spec.name, spec.read_text()
             shutil.copytree(jobs.ROOT / "examples" / "code" / name, place / "code" / name)
-            spec.write_text(text.replace("procs_per_node: 2", f"procs_per_node: {procs}"))
+            spec.write_text(more + text.replace("procs_per_node: 2", f"procs_per_node: {procs}"))
         done = jobs.ddpgen("render", spec, "--target", "local", "-o", self.bundle)
         assert done.returncode == 0, done.stderr
         self.move(place / "checkpoints" / name)
