@@ -23,11 +23,11 @@ from train.checkpoint.selection import Selection
 from train.checkpoint.state import State
 from train.distributed import agreement
 from train.distributed.buffers import Buffers
+from train.distributed.gpu_time import GpuTime
 from train.distributed.gradients import AllReduceGradients, Gradients, TreeGradients
 from train.distributed.local_sockets import SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.step_exchange import StepExchange, StepResult
-from train.distributed.gpu_time import GpuTime
 from train.distributed.timing import HostTime, StepClock
 from train.health import phase
 from train.health.phase import NOW, WAITING, doing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import itertools
 import math
 import os
 import re
@@ -16,7 +18,8 @@ import torch
 
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, SaveFailedError, best_interval
-from train.checkpoint.disk import copy_tensors, newest_valid
+from train.checkpoint.copies import PIECE_BYTES, Copies
+from train.checkpoint.disk import newest_valid
 from train.run.config import Period
 from train.run.layout import MARKER, step_directory, steps_on_disk
 
@@ -222,9 +225,39 @@ def test_what_one_writer_has_begun_is_removed_even_while_it_writes(tmp_path: Pat
     assert os.listdir(tmp_path) == [".tmp-step-000000100-other-1"]
 
 
+def on_cpu() -> Copies:
+    return Copies(torch.device("cpu"))
+
+
+def test_a_copy_has_the_bytes_of_the_state_and_the_next_one_uses_its_memory() -> None:
+    large = torch.arange(PIECE_BYTES // 4 + 5, dtype=torch.float32)
+    tensors = [
+        torch.randn(3, 5, 7).permute(2, 0, 1), large, torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 3),
+        torch.randn(4).expand(3, 4), torch.ones(3, dtype=torch.bool), torch.arange(12)[::2], torch.randn(17),
+    ]  # fmt: skip
+    copies, places = on_cpu(), []
+    for _ in range(2):
+        copied = copies.take({"all": tensors})["all"]
+        for one, other in zip(tensors, copied, strict=True):
+            assert torch.equal(one, other)
+            assert other.is_cpu
+            assert other.data_ptr() != one.data_ptr() or not one.numel()
+        kept, plain = io.BytesIO(), io.BytesIO()
+        torch.save(copied, kept)
+        torch.save([each.to("cpu", copy=True) for each in tensors], plain)
+        assert kept.getvalue() == plain.getvalue()
+        places.append([copied[n].data_ptr() for n in (0, 1, 2, 5, 7)])
+        large += 1
+    assert places[0] == places[1]
+    ends = sorted(
+        (at, at + tensors[n].nbytes) for at, n in zip(places[0], (0, 1, 2, 5, 7), strict=True)
+    )
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
+
+
 def test_tied_weights_are_copied_and_stored_once() -> None:
     weight = torch.zeros(1000)
-    copies = copy_tensors({"a": weight, "b": weight.view(1000), "c": [weight[:10], (3, None)]})
+    copies = on_cpu().take({"a": weight, "b": weight.view(1000), "c": [weight[:10], (3, None)]})
     weight.fill_(1)
     assert copies["a"].data_ptr() == copies["b"].data_ptr()
     assert copies["a"].sum() == 0
@@ -240,7 +273,7 @@ class Moments(NamedTuple):
 def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
     state = {"model": model.state_dict(), "moments": [Moments(torch.ones(2), 3)]}
-    files = {"model.pt": copy_tensors(state)}
+    files = {"model.pt": on_cpu().take(state)}
     disk.write(tmp_path, 1, files, {}, "a-1", lambda: None)
     found = disk.read(step_directory(tmp_path, 1), 1).load("model.pt")
     (moments,) = found["moments"]
@@ -249,7 +282,7 @@ def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> N
     # Without it BatchNorm takes the state for one of 2018, and makes up what that did not have.
     assert found["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
     assert found["model"]._metadata["0"] == {"version": 2}
-    assert type(copy_tensors((1, [torch.zeros(1)]))) is tuple
+    assert type(on_cpu().take((1, [torch.zeros(1)]))) is tuple
 
 
 @pytest.fixture

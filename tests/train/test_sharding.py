@@ -23,6 +23,7 @@ from tests.train.workers import Run, import_compiler, run
 from tests.train.world import in_world
 from train.base.errors import TrainError
 from train.checkpoint import disk
+from train.checkpoint.copies import Copies
 from train.distributed import sharding
 from train.distributed.process_group import RankInfo, World
 from train.distributed.sharding import ONE_BY_ONE, owners, shard
@@ -188,7 +189,7 @@ def give_gradients(parameters: Sequence[torch.Tensor], step: int) -> None:
 def content(optimizers: Sequence[Any]) -> bytes:
     """The bytes of optimizer.pt."""
     file = io.BytesIO()
-    torch.save([disk.copy_tensors(each.state_dict()) for each in optimizers], file)
+    torch.save([Copies(torch.device("cpu")).take(each.state_dict()) for each in optimizers], file)
     return file.getvalue()
 
 
@@ -204,7 +205,7 @@ def after(
             if isinstance(each, sharding.ShardedOptimizer):
                 each.collect()
         weights = io.BytesIO()
-        torch.save(disk.copy_tensors(net.state_dict()), weights)
+        torch.save(Copies(torch.device("cpu")).take(net.state_dict()), weights)
         yield weights.getvalue(), content(optimizers) if is_first(optimizers) else b""
 
 
@@ -413,7 +414,7 @@ def test_collecting_and_loading_take_a_bucket_and_the_own_part(tmp_path: Path) -
         collected = anonymous_bytes() - before
         if world.rank == 0:
             with open(tmp_path / "optimizer.pt", "wb") as file:
-                torch.save(disk.copy_tensors(optimizer.state_dict()), file)
+                torch.save(Copies(torch.device("cpu")).take(optimizer.state_dict()), file)
         world.barrier()
         (again,) = shard([torch.optim.AdamW(net)], world, tmp_path)
         before = anonymous_bytes()

@@ -22,6 +22,7 @@ import torch
 from train.base.console import say
 from train.base.files import replace_file
 from train.checkpoint import disk
+from train.checkpoint.copies import Copies
 from train.checkpoint.state import State
 from train.run.config import Period
 from train.run.layout import BEST, step_directory
@@ -83,9 +84,12 @@ class Checkpointer:
         manifest: RunManifest,
         remote: RemoteCheckpoints | None = None,
         chain: Chain | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store. `chain`: the
-        chain, whose state each checkpoint holds. A checkpoint's copy of the weights gives the chain a digest."""
+        chain, whose state each checkpoint holds. A checkpoint's copy of the weights gives the chain a digest. `device`: of the state; None is the
+        CPU."""
+        self._copies = Copies(device or torch.device("cpu"))
         self._directory, self._fence, self._period, self._keep = directory, fence, period, keep
         self._manifest, self._remote, self._chain = manifest, remote, chain
         self._interval_s = period.seconds or min(FIRST_S, period.mean_s or FIRST_S)
@@ -159,11 +163,12 @@ class Checkpointer:
         }
         if state.selection.metric:
             parts["optimizer.pt"]["selection"] = state.selection.state_dict()
+        self._copies.follow()
         best = _about_best(state) if is_best else b""
         point = self._chain.here if self._chain is not None else None
         self._start(
             step,
-            lambda: {name: disk.copy_tensors(part) for name, part in parts.items()},
+            lambda: self._copies.take(parts),
             lambda copies: self._write(step, copies, best, point),
             point,
         )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from train.base import typed
-from train.checkpoint.disk import copy_tensors
+from train.checkpoint.copies import Copies
 from train.checkpoint.weights import digest_of
 from train.run.chain import Digest, first_link, link, receipt
 
@@ -65,14 +65,14 @@ class Point:
 class Chain:
     """The chain from the start's first step on. `here`: the point after the newest step."""
 
-    def __init__(self, step: int, every: int, saved: Any) -> None:
-        """`saved`: the chain in the checkpoint of `step`. Without one, a chain begins here."""
+    def __init__(self, step: int, every: int, saved: Any, copies: Copies) -> None:
+        """`saved`: the chain in the checkpoint of `step`. Without one, a chain begins here. `copies`: of the weights."""
         known = typed.convert(Saved, saved) or Saved(first_link(step), None)
         digest: Future[Digest] | None = None
         if known.digest is not None:
             digest = Future()
             digest.set_result(known.digest)
-        self._every, self._digest = every, digest
+        self._every, self._digest, self._copies = every, digest, copies
         self.here = Point(step, known.last, digest, due=False)
 
     def add(self, step: int, loss: float) -> Digest | None:
@@ -87,7 +87,8 @@ class Chain:
     def take(self, model: torch.nn.Module) -> None:
         """Copy the weights, and hash the copy in a thread, if a digest of them is due."""
         if self.here.due:
-            copy = copy_tensors(model.state_dict())
+            self._copies.follow()
+            copy = self._copies.take(model.state_dict())
             threading.Thread(target=self._hash, args=(self.here, copy), daemon=True).start()
 
     def _hash(self, point: Point, copy: Mapping[str, Any]) -> None:

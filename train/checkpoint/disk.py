@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ import torch
 
 from train.base import typed
 from train.base.files import open_file, read_file, sha256_of
-from train.distributed.sharding import Collected
 from train.run.layout import MARKER, MOST_MARKER_BYTES, best_step, step_directory, steps_on_disk
 
 
@@ -269,35 +267,3 @@ def remove_leftovers(directory: Path, writer: str = "") -> None:
             with suppress(OSError):
                 leftover = leftover.rename(f"{leftover}.gone")
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def copy_tensors(tree: Any) -> Any:
-    """Return a copy of nested dicts and lists in which every tensor is a CPU copy of its own.
-
-    Equal views of the same memory (tied weights) share it in the copy as well, so that the file holds them once. A
-    named tuple stays a named tuple, and a module's state keeps the versions of its modules. Collected state is a copy
-    already.
-    """
-    seen: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def copy(node: Any) -> Any:
-        if isinstance(node, Collected):
-            return dict(node)
-        if isinstance(node, torch.Tensor):
-            key = (node.data_ptr(), node.shape, node.stride(), node.dtype, node.device)
-            if node.numel() == 0 or key not in seen:
-                seen[key] = node.detach().to("cpu", copy=True)
-            return seen[key]
-        if isinstance(node, OrderedDict):
-            ordered = OrderedDict((k, copy(v)) for k, v in node.items())
-            ordered.__dict__.update(node.__dict__)  # _metadata, of torch.nn.Module.state_dict
-            return ordered
-        if isinstance(node, Mapping):
-            return {k: copy(v) for k, v in node.items()}
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            return type(node)(*map(copy, node))
-        if isinstance(node, (list, tuple)):
-            return type(node)(copy(v) for v in node)
-        return node
-
-    return copy(tree)

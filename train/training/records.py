@@ -21,6 +21,7 @@ from train.base.errors import TrainError
 from train.base.words import first_few
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
+from train.checkpoint.copies import Copies
 from train.checkpoint.digests import Chain
 from train.checkpoint.state import State
 from train.checkpoint.weights import weights_sha256
@@ -131,9 +132,11 @@ class Records:
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self._chain: Chain | None = None
         if config.digest:
-            self._chain = Chain(start_step, config.log_every, marker.get("chain"))
+            self._chain = Chain(
+                start_step, config.log_every, marker.get("chain"), Copies(world.device)
+            )
         self.checkpointer = Checkpointer(
-            directory, fence, every, keep, self.manifest, remote, self._chain
+            directory, fence, every, keep, self.manifest, remote, self._chain, world.device
         )
         self._progress = Progress(
             start_step, facts.last_step, workload.unit, units, config.log_every

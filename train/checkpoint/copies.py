@@ -1,0 +1,110 @@
+"""Copies of a state on the CPU, which the training does not change.
+
+Owns the memory of the copies. It is kept for the next copy, because new memory costs more than the copy itself: the
+system fills it with zeros, and CUDA has to pin it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from train.distributed.sharding import Collected
+
+# The least size of a piece of memory.
+PIECE_BYTES = 1 << 26
+# Every copy begins at a multiple of this, which suits every dtype.
+_ALIGNMENT = 64
+
+
+class Copies:
+    """Copies of one state after another. A copy is valid until the next one begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: the device of the state."""
+        self._pieces: list[mmap.mmap] = []
+        self._piece = self._begin = 0
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._changed: torch.cuda.Event | None = None
+
+    def follow(self) -> None:
+        """Note that the state is final: a GPU begins the next `take` after the work that is queued now."""
+        if self._stream is not None:
+            self._changed = torch.cuda.current_stream(self._stream.device).record_event()
+
+    def take(self, tree: Any) -> Any:
+        """Return a copy of nested dicts and lists. A GPU copies beside the work that was queued since `follow`."""
+        self._piece = self._begin = 0
+        if self._stream is None or self._changed is None:
+            return _copy_tensors(tree, self._copy)
+        self._stream.wait_event(self._changed)
+        with torch.cuda.stream(self._stream):
+            copied = _copy_tensors(tree, self._copy)
+        self._stream.synchronize()
+        return copied
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.numel() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            return tensor.to("cpu", copy=True)
+        piece, begin = self._room(tensor.nbytes)
+        flat = torch.frombuffer(piece, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)
+
+    def _room(self, size: int) -> tuple[mmap.mmap, int]:
+        """Return the next place for `size` bytes: a piece and an offset."""
+        while self._piece < len(self._pieces):
+            begin, self._begin = self._begin, -(-(self._begin + size) // _ALIGNMENT) * _ALIGNMENT
+            if begin + size <= len(self._pieces[self._piece]):
+                return self._pieces[self._piece], begin
+            self._piece, self._begin = self._piece + 1, 0
+        # The memory is shared with a child: after a fork, a GPU would go on to write to private memory of the child.
+        self._pieces.append(mmap.mmap(-1, max(size, PIECE_BYTES)))
+        if self._stream is not None:
+            _pin(self._pieces[-1], self._stream.device)
+        return self._room(size)
+
+
+def _pin(piece: mmap.mmap, device: torch.device) -> None:
+    """Let CUDA write to this memory directly. If CUDA cannot, a copy only takes longer."""
+    start = torch.frombuffer(piece, dtype=torch.uint8).data_ptr()
+    cudart = torch.cuda.cudart()
+    if cudart.cudaHostRegister(start, len(piece), 0) != cudart.cudaError.success:
+        with suppress(RuntimeError):
+            torch.zeros((), device=device)  # CUDA reports the failure again to the next kernel
+
+
+def _copy_tensors(tree: Any, copy_one: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of nested dicts and lists in which `copy_one` has copied every tensor.
+
+    Equal views of the same memory (tied weights) share it in the copy as well, so that the file holds them once. A
+    named tuple stays a named tuple, and a module's state keeps the versions of its modules. Collected state is a copy
+    already.
+    """
+    seen: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def copy(node: Any) -> Any:
+        if isinstance(node, Collected):
+            return dict(node)
+        if isinstance(node, torch.Tensor):
+            key = (node.data_ptr(), node.shape, node.stride(), node.dtype, node.device)
+            if node.numel() == 0 or key not in seen:
+                seen[key] = copy_one(node.detach())
+            return seen[key]
+        if isinstance(node, OrderedDict):
+            ordered = OrderedDict((k, copy(v)) for k, v in node.items())
+            ordered.__dict__.update(node.__dict__)  # _metadata, of torch.nn.Module.state_dict
+            return ordered
+        if isinstance(node, Mapping):
+            return {k: copy(v) for k, v in node.items()}
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*map(copy, node))
+        if isinstance(node, (list, tuple)):
+            return type(node)(copy(v) for v in node)
+        return node
+
+    return copy(tree)
