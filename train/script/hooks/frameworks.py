@@ -20,7 +20,8 @@ TRANSFORMERS, LIGHTNING = "transformers", "lightning"
 _HOLDS = {
     TRANSFORMERS: "Hugging Face Trainer: a stop saves; it resumes at the same sample, with the same bits on as many "
     "processes",
-    LIGHTNING: "Lightning: a stop saves; it resumes with the same bits from an epoch's end only, and without dropout",
+    LIGHTNING: "Lightning: a stop saves; it resumes with the same bits from an epoch's end only, and without random "
+    "numbers (dropout, or a shuffle on one process)",
 }
 
 
