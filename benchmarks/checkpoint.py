@@ -4,9 +4,9 @@
     sudo python benchmarks/checkpoint.py --hosts     on two hosts of the rig of tests/real, with a shared directory
     python benchmarks/checkpoint.py --cuda           on GPU 0 of this machine, with one process
 
-`--processes` is the number on each host.
-With --cuda, a gpt of 25M parameters (about 300 MB of state) is trained in bf16. Else a model of two layers with AdamW, about 250 MB of state, is saved every 10 steps. The contenders take turns, a launch
-each. Two of them, a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
+`--processes` is the number on each host. A model of two layers with AdamW, about 250 MB of state, is saved every 10
+steps; with --cuda, a gpt of 25M parameters in bf16, about 300 MB. The contenders take turns, a launch each. Two of them,
+a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
 
   lost      the time of 40 steps with 4 checkpoints, less the time of the same steps without, over 4
   worst     the longest step, less the median step of the run that saves nothing

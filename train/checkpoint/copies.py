@@ -33,12 +33,12 @@ class Copies:
         self._changed: torch.cuda.Event | None = None
 
     def follow(self) -> None:
-        """Note that the state is final: a GPU begins the next `take` after the work that is queued now."""
+        """Note that the work that is queued now completes the state. On a GPU, the next `take` waits for that work."""
         if self._stream is not None:
             self._changed = torch.cuda.current_stream(self._stream.device).record_event()
 
     def take(self, tree: Any) -> Any:
-        """Return a copy of nested dicts and lists. A GPU copies beside the work that was queued since `follow`."""
+        """Return a copy of nested dicts and lists. A GPU does not wait for the work that was queued after `follow`."""
         self._piece = self._begin = 0
         if self._stream is None or self._changed is None:
             return _copy_tensors(tree, self._copy)

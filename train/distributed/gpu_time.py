@@ -1,7 +1,7 @@
 """The source of a step's times on a GPU.
 
-A rank queues the work of a step long before its GPU does it. So a mark is an event in that queue, and the seconds
-between two marks include the time in which the GPU has no work because the rank waits.
+A rank queues the work of a step long before its GPU does it. So a mark is an event in that queue. If the rank waits and
+the GPU runs out of work, the seconds between two marks include this wait.
 """
 
 from __future__ import annotations
