@@ -40,6 +40,8 @@ _OTHER_USER = re.compile(rf"{_SYSTEM}(doas|su|sudo)")
 # Programs whose command does not get their variables, and words that hand these on.
 _NO_VARIABLES = re.compile(rf"{_SYSTEM}((docker|podman|kubectl) (run|exec)|ssh)(?= )")
 _HANDS_ON = re.compile(r" -e| --env|SendEnv|RANK")
+# The remedy for a file of code.
+_UNIX = "run sed -i 's/\\r$//' {} in code"
 _SHELL = re.compile(r"(ba|da|k|z)?sh")
 _SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
 _SHELL_OPTIONS = re.compile(r"-[a-zA-Z]+|--[a-z]+|errexit|nounset|pipefail|xtrace")
@@ -121,6 +123,12 @@ def _file(job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield warning("train.command", problem, remedy)
     elif file:
         yield from _first_line(program, file)
+    elif name := _read_by_shell(job.train.command):
+        path = posixpath.normpath(name)
+        file = code.find(job.code, home, path).get(path)
+        if file and _ends_as_on_windows(_text(file)):
+            problem = f"{name} ends its lines as on Windows, and bash takes that for a part of each last word"
+            yield warning("train.command", problem, _UNIX.format(path))
     script = _read_by_shell(job.train.command)
     here = script.endswith(".sh") and not script.startswith(("/", "~", "{"))
     if here:
@@ -179,6 +187,10 @@ def _read_by_shell(words: Sequence[str]) -> str:
     return file if _SHELL.fullmatch(posixpath.basename(words[0])) else ""
 
 
+def _ends_as_on_windows(text: bytes) -> bool:
+    return text.partition(b"\n")[0].endswith(b"\r")
+
+
 def _first_line(program: str, file: Path) -> Iterator[Conflict]:
     """Yield the fault of a file's first line, if the kernel cannot start the file because of it."""
     head = _text(file)[:4096]
@@ -186,9 +198,9 @@ def _first_line(program: str, file: Path) -> Iterator[Conflict]:
     if not interpreter and head.strip() and b"\0" not in head:
         problem = f"{program} cannot be started: its first line does not begin with #!"
         remedy = "write the interpreter there, like #!/bin/bash, or in front in the command"
-    elif interpreter and head.partition(b"\n")[0].endswith(b"\r"):
+    elif interpreter and _ends_as_on_windows(head):
         problem = f"{program} cannot be started: its lines end as on Windows"
-        remedy = f"run sed -i 's/\\r$//' {posixpath.normpath(program)} in code"
+        remedy = _UNIX.format(posixpath.normpath(program))
     if problem:
         yield warning("train.command", problem, remedy)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import numbered_words
 from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
+from ddpgen.adopt.packages import is_packaged
 from ddpgen.bundle import code
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
@@ -112,11 +113,12 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
         return
     for name in sorted(imported(tree) - {""}):
         for file in (f"{name}.py", f"{name}/__init__.py"):
-            wanted = posixpath.join(folder, file)
-            if _is_file(path.parent / file) and not any(
-                code.find(job.code, home, each) for each in (wanted, file)
-            ):
-                problem = f"{path.name} imports {name}, and {file} in its directory is not in code ({', '.join(job.code)})"
+            if any(code.find(job.code, home, at) for at in (posixpath.join(folder, file), file)):
+                continue
+            is_near = _is_file(path.parent / file)
+            if is_near or (not is_packaged(name) and _is_file(home / file)):
+                place = "in its directory" if is_near else "beside the spec"
+                problem = f"{path.name} imports {name}, and {file} {place} is not in code ({', '.join(job.code)})"
                 yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
     script = Script(path.name, tree)
     constants = [constant(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)]

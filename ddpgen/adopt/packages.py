@@ -7,6 +7,7 @@ nothing is said.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -80,6 +81,11 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
             brought.add(wanted)
             problem = f"{path.name}:{line} imports {name}, and no requirement installs {wanted}"
             yield Conflict(("requirements",), problem, f"add {wanted}==VERSION", fatal=False)
+
+
+def is_packaged(module: str) -> bool:
+    """True if a well-known package, or Python, has a module of this name."""
+    return module in {*sys.stdlib_module_names, *_OTHER_NAMES} or module.replace("_", "-") in _NEEDS
 
 
 def _is_own(name: str, job: JobSpec, home: Path) -> bool:

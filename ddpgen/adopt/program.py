@@ -16,8 +16,10 @@ from pathlib import Path
 from ddpgen.adopt import (
     arguments,
     commands,
+    loops,
     outside,
     own_script,
+    own_workload,
     packages,
     processes,
     shared_places,
@@ -71,10 +73,12 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         return
     if job.train.workload:
         yield from source.function(job.train, path, parsed)
+        yield from own_workload.check(job.train, path, parsed)
         return
     script = Script(path.name, parsed)
     yield from own_script.check(job, script, home)
     yield from processes.check(job, script, home)
+    yield from loops.check(job, script, home)
     yield from arguments.check(job, script)
 
 

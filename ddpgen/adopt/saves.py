@@ -6,7 +6,7 @@ import ast
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -46,6 +46,8 @@ _PLACES = re.compile(r"(Logger|Checkpoint)$")
 _PLACED_BY = frozenset(
     ["default_root_dir", "dirpath", "save_dir", "enable_checkpointing", "checkpoint_callback", None]
 )
+# A directory that a source or a pattern does not show, or that is no part of the working directory.
+_UNSURE_PLACE = re.compile(r"[*?\[{~$]|^/|://")
 _MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
 # Functions that give a file another name.
@@ -93,7 +95,7 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
         if resume.begin == "auto" and not resume.exists:
             yield warning("train.script", problem, remedy)
     elif writes and resume.exists:
-        yield from _other_names(script, resume.exists)
+        yield from _other_names(script, job)
     elif not _SAVE_CALLS & script.called.keys() and imports <= _PLAIN_MODULES:
         problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
@@ -122,8 +124,9 @@ def _switched_off(script: Script, job: JobSpec) -> Iterator[Conflict]:
                 )
 
 
-def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
+def _other_names(script: Script, job: JobSpec) -> Iterator[Conflict]:
     """Yield a warning if the patterns name files, and the source shows that the script saves none of these."""
+    patterns = job.train.resume.exists
     if _NAMES_ANEW & script.called.keys():
         return
     writes = [call for call in script.calls if name_of(call.func) in _CHECKPOINT_WRITES]
@@ -133,6 +136,19 @@ def _other_names(script: Script, patterns: Sequence[str]) -> Iterator[Conflict]:
     if shown and not any(_may_match(name, each) for name in names for each in wanted):
         problem = f"matches none of the files that {script.name} saves, like {names[0]}"
         yield warning("train.resume.exists", problem, f"write {names[0]}")
+        return
+    below = _relative_places(job, script)
+    saved = [
+        posixpath.normpath(_filled(saved_path(call), saved_name(call, script), script, below))
+        for call in writes
+    ]
+    places = {posixpath.dirname(path) for path in saved}
+    elsewhere = {posixpath.dirname(posixpath.normpath(each)) for each in patterns}
+    if any(map(_UNSURE_PLACE.search, places | elsewhere)) or "chdir" in script.called:
+        return
+    if saved and "." not in saved and places.isdisjoint(elsewhere):
+        problem = f"names another directory than that of {saved[0]}, which {script.name} saves"
+        yield warning("train.resume.exists", problem, f"write {saved[0]}")
 
 
 def _may_match(name: str, pattern: str) -> bool:
@@ -166,13 +182,9 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
         return
     below = _relative_places(job, script)
     for call in script.calls:
-        name = saved_name(call, script)
-        path = saved_path(call) or _output_dir(call)
-        first = parts_of(path)[0] if path else None
-        if isinstance(first, ast.Attribute) and first.attr in below:
-            name = posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
-        elif output := _output_dir(call):
-            name = constant(output)
+        output = _output_dir(call)
+        path, name = saved_path(call) or output, saved_name(call, script) or constant(output)
+        name = _filled(path, name, script, below)
         if name and not name.startswith(("/", "~", "*")):
             problem = f"{script.location(call)} saves {name} into the working directory, which goes with the machine"
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
@@ -261,6 +273,14 @@ def parts_of(path: ast.expr) -> list[ast.expr]:
             inner = [v.value if isinstance(v, ast.FormattedValue) else v for v in (first, *rest)]
             return [*parts_of(inner[0]), *inner[1:]]
     return [path]
+
+
+def _filled(path: ast.expr | None, name: str, script: Script, below: Mapping[str, str]) -> str:
+    """Return the name of a path with the argument in front filled in. `below`: the arguments and their values."""
+    first = parts_of(script.value_of(path))[0] if path else None
+    if isinstance(first, ast.Attribute) and first.attr in below:
+        return posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
+    return name
 
 
 def saved_name(call: ast.Call, script: Script) -> str:

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpgen.adopt import source
-from ddpgen.adopt.arguments import given_words
+from ddpgen.adopt.arguments import given_words, option_values
 from ddpgen.adopt.calls import Script, name_of, warning
 from ddpgen.adopt.saves import parts_of, saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 # A source with one of these may give each task or point a directory of its own.
-_APART = re.compile(rb"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate|strftime|subprocess|time\(|uuid")
+_APART = re.compile(
+    r"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate\b|now\(|today\(|strftime|subprocess|time\(|uuid"
+)
 _ONE_AT_A_TIME = re.compile(r"(\d+)(-\1)?(%\d+)?|.*%1")
 
 
@@ -28,9 +30,15 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
              for point in job.points.values() for word in point.args}  # fmt: skip
     path = source.python_file(job, home)
     tree = source.parsed(path, "") if path else None
-    if path is None or not isinstance(tree, ast.Module) or _APART.search(path.read_bytes()):
+    if path is None or not isinstance(tree, ast.Module):
         return
-    shown = _saved_below(Script(path.name, tree))
+    script, text = Script(path.name, tree), path.read_text(errors="replace")
+    for option, default in script.defaults.items():
+        if default is not None and option in option_values(job.train):
+            text = text.replace(ast.get_source_segment(text, default) or "", "", 1)
+    if _APART.search(text):
+        return
+    shown = _saved_below(script)
     for field, option, value, _ in given_words(job.train):
         name, value = option.replace("-", "_"), value or ""
         if not value.startswith(("/", "~")) or "{array_index}" in value:
@@ -45,7 +53,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _saved_below(script: Script) -> set[str]:
     """Return the arguments below which the script saves files with constant names."""
-    paths = [path for call in script.calls if (path := saved_path(call)) is not None]
+    paths = [script.value_of(p) for call in script.calls if (p := saved_path(call)) is not None]
     below = {
         name_of(first)
         for first, *rest in map(parts_of, paths)

@@ -38,6 +38,7 @@ _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
                     (re.compile(r"\s*-?(0x[0-9a-fA-F]+|[0-9]+)"), "is no number, which NCCL takes for 0", "1")),
     **dict.fromkeys(_ALLOCATORS, (re.compile(r"[^=]*:[^=]*"), "has no NAME:VALUE, and torch ends at its first use of a GPU",
                                   "expandable_segments:True")),
+    "CUDA_LAUNCH_BLOCKING": (re.compile("0"), "has the host wait for each kernel, which is for debugging", "0"),
     "CUDA_DEVICE_ORDER": (re.compile("FASTEST_FIRST|PCI_BUS_ID"), "is no order of CUDA's", "PCI_BUS_ID"),
     "MKL_NUM_THREADS": (re.compile("[0-9]+"), "is no number, so MKL leaves it out", "8"),
     "NCCL_DEBUG": (re.compile("VERSION|WARN|INFO|ABORT|TRACE|NONE", re.IGNORECASE), "is no level of NCCL's", "INFO"),
@@ -66,6 +67,7 @@ def conflicts(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterable[C
         environment(job.env, "env", max((machine.gpus for machine in job.machines), default=0)),
         _name(job),
         _rendezvous(job),
+        _backend(job),
         _proportions(job),
         _tokens(job),
         _evaluations(job),
@@ -157,6 +159,13 @@ def _rendezvous(job: JobSpec) -> Iterator[Conflict]:
     if job.train.stop.grace > 3600:
         problem = f"{job.train.stop.grace / 3600:g} hours are longer than any scheduler waits"
         yield _warning("train.stop.grace", problem, "write a shorter time, like 2min")
+
+
+def _backend(job: JobSpec) -> Iterator[Conflict]:
+    trains = job.train.program_field == "workload" and job.world_size > 1
+    if job.backend == "gloo" and job.on_gpus and trains:
+        problem = "gloo adds up the gradients of the GPUs in the memory of their hosts"
+        yield _warning("backend", problem, "leave it out: auto takes nccl, which is faster")
 
 
 def _proportions(job: JobSpec) -> Iterator[Conflict]:

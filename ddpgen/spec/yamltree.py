@@ -29,6 +29,26 @@ _OPEN = (
     "close it, and put a comma between two entries",
 )
 
+# A complaint of YAML's reader about a character with a meaning in YAML → the problem and the remedy.
+_SPECIAL = (
+    (
+        re.compile("cannot start any token"),
+        ("a value cannot begin with this character", "put the value in 'single quotes'"),
+    ),
+    (
+        re.compile("scanning an? (alias|anchor)|undefined alias"),
+        ("* and & have a meaning at the beginning of a value", "put the value in 'single quotes'"),
+    ),
+    (
+        re.compile(r"scanning a double-quoted|hexdecimal|escape|parsing a quoted scalar"),
+        ('a backslash has a meaning in "double quotes"', "write 'single quotes'"),
+    ),
+    (
+        re.compile("node content"),
+        ("an entry is missing here, perhaps behind a # that begins a comment", "write it, or put the # in quotes"),
+    ),
+)  # fmt: skip
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -333,6 +353,7 @@ def _syntax(
         problem = "this line is indented differently from the lines of its group"
         remedy = "indent all of them with the same number of spaces"
     else:
-        problem = f"not YAML: {yaml_problem}" + (f" ({context})" if context else "")
-        remedy = "fix the syntax here or just above"
+        said = yaml_problem + (f" ({context})" if context else "")
+        unknown = (f"not YAML: {said}", "fix the syntax here or just above")
+        problem, remedy = next((w for form, w in _SPECIAL if form.search(said)), unknown)
     return Finding(position, "", problem, remedy)

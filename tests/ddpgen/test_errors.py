@@ -20,8 +20,10 @@ import pytest
 from ddpgen.adopt import (
     arguments,
     commands,
+    loops,
     outside,
     own_script,
+    own_workload,
     packages,
     processes,
     program,
@@ -57,6 +59,7 @@ from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
     test_hosts,
+    test_loops,
     test_outside,
     test_own_script,
     test_packages,
@@ -76,6 +79,8 @@ from tests.ddpgen.test_reader import field_names
 MODULES = (
     arguments,
     bashlines,
+    loops,
+    own_workload,
     outside,
     commands,
     container,
@@ -161,6 +166,15 @@ SCRIPTS = [
         if told_of
     ),
     *(
+        (
+            f"{pattern}, {text}",
+            scripts.with_args(f"{args}\n  resume: {{exists: {pattern}, args: --go}}"),
+            scripts.SAVES_TO.format(text),
+        )
+        for args, pattern, text, remedy in scripts.PATTERN_PLACES
+        if remedy
+    ),
+    *(
         (args, scripts.with_args(args), scripts.WITH_POSITIONALS)
         for args, *_ in scripts.UNREADABLE_WORDS
     ),
@@ -208,6 +222,11 @@ SCRIPTS = [
         (f"{a} {text}", scripts.with_args(a), text)
         for text, a, field in scripts.SWITCHED_OFF
         if field
+    ),
+    *(
+        (text.removeprefix(test_loops.TRAINS), spec, text)
+        for spec, text, words in test_loops.TOLD
+        if words
     ),
     *(
         (f"{wanted} {text}", test_packages.with_requirements(wanted), text)

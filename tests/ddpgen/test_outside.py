@@ -14,6 +14,7 @@ SLURM = GPT + "code: code\ntargets: {{slurm: {{setup: {}}}}}\n"
 ACTIVATE = GPT + "python: {{activate: {}}}\n"
 # The spec, the field, a word of the finding.
 NOT_THERE = [
+    ("name: a\ncode: code\ntrain: {script: near.py}\n", "code", "beside the spec is not in code"),
     (SCRIPT.format("args: {config: conf/a.yaml}"), "train.args.config", "add it to code"),
     (SCRIPT.format("args: [--config, ./code/sub/b.yaml]"), "train.args[1]", "write sub/b.yaml"),
     (SCRIPT.format("args: [--config=conf/a.yaml]"), "train.args[0]", "not in code (code)"),
@@ -64,6 +65,8 @@ def write(place: Path) -> None:
     ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("import inner, torch\n")
+    (place / "beside.py").touch()
+    (place / "code/near.py").write_text("import beside, inner, torch\n")
     (place / "conf/ds.json").touch()
     (place / "reads.py").write_text("exec(open('./conf/a.yaml').read())\n")
     (place / "twice.py").write_text(

@@ -408,6 +408,29 @@ def test_a_pattern_that_matches_no_file_of_the_script(
     assert all(told_of in each.text for each in found)
 
 
+SAVES_TO = "p.add_argument('--dir', default='runs')\ntorch.load(path)\n{}torch.save(m, path)\n"
+PATTERN_PLACES = [
+    ("{}", "ckpt-*.pt", "path = os.path.join(args.dir, f'ckpt-{n}.pt')\n", "write runs/ckpt-*.pt"),
+    ("{dir: out}", "runs/ckpt-*.pt", "path = f'{args.dir}/ckpt-{n}.pt'\n", "write out/ckpt-*.pt"),
+    ("{dir: out}", "last.pt", "path = 'new/last.pt'\n", "write new/last.pt"),
+    ("{dir: out}", "./out/ckpt-*.pt", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
+    ("{dir: /out}", "ckpt-*.pt", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
+    ("{}", "ckpt-*.pt", "args.dir = f()\npath = f'{args.dir}/ckpt-{n}.pt'\n", ""),
+    ("{}", "ckpt-*.pt", "os.chdir('runs')\npath = 'runs/ckpt-1.pt'\n", ""),
+    ("{}", "'*/ckpt-*.pt'", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
+]
+
+
+@pytest.mark.parametrize(("args", "pattern", "text", "remedy"), PATTERN_PLACES)
+def test_a_pattern_in_another_directory_than_that_of_the_saves(
+    args: str, pattern: str, text: str, remedy: str, tmp_path: Path
+) -> None:
+    args = f"{args}\n  resume: {{exists: {pattern}, args: --go}}"
+    found = told(tmp_path, SAVES_TO.format(text), args)
+    assert [each.where for each in found] == ["train.resume.exists"] * bool(remedy)
+    assert all(remedy in each.text for each in found)
+
+
 def test_a_file_that_gets_another_name_may_match_any_pattern(tmp_path: Path) -> None:
     args = "{}\n  resume: {exists: out/x.pt, args: --go}"
     assert told(tmp_path, f"{SAVES}os.replace(a, b)\n", args) == []
@@ -804,11 +827,23 @@ def test_tasks_of_an_array_that_are_all_the_same(
 
 
 _INDEX = "seed: '{array_index}'"
+_OUT_OR_OURS = "p.add_argument('--out', default=os.environ['DDPGEN_CHECKPOINT_DIR']"
 # Arguments of an array's tasks, the place that the script saves to, and the field of the warning.
 PLACES = [
     (f"args: {{out: /s/out, {_INDEX}}}", 'os.path.join(args.out, "ckpt.pt")', "train.args.out"),
     (f"args: {{to: '/ck/%a', {_INDEX}}}", 'f"{args.to}/ckpt.pt"', "train.args.to"),
     (f"args: {{to: '/x/{{job}}', {_INDEX}}}", 'Path(args.to) / "ckpt.pt"', "train.args.to"),
+    (
+        f"args: {{out: /s, {_INDEX}}}",
+        "path)\npath = os.path.join(args.out, 'x.pt'",
+        "train.args.out",
+    ),
+    (
+        f"args: {{out: /s, {_INDEX}}}",
+        f"path)\npath = f'{{args.out}}/x.pt'\n{_OUT_OR_OURS}",
+        "train.args.out",
+    ),
+    (f"args: {{{_INDEX}}}", f"path)\npath = f'{{args.out}}/x.pt'\n{_OUT_OR_OURS}", ""),
     (f"args: {{output_dir: /s/out, {_INDEX}}}", "", ""),
     (f"workdir: /w, args: {{out: x, {_INDEX}}}", "", "train.workdir"),
     (f"workdir: '/w/{{job}}', args: {{{_INDEX}}}", "", "train.workdir"),
@@ -1200,6 +1235,10 @@ FILES = [
     ("[bash, -e, c.sh]", "c.sh is not in code (code)"),
     ("[./no-line.sh]", "./no-line.sh cannot be started: its first line does not begin with #!"),
     ("[./crlf.sh]", "./crlf.sh cannot be started: its lines end as on Windows"),
+    (
+        "[bash, ./crlf.sh]",
+        "./crlf.sh ends its lines as on Windows, and bash takes that for a part of each last word",
+    ),
     ("[./a.sh, ~/x, '${DATA}/x']", "is passed as it is written: no shell fills in ${DATA}"),
     ("[bash, -e, a.sh, $DATA]", "is passed as it is written: no shell fills in $DATA"),
     ("[bash, e.sh, $DATA]", ""),
@@ -1295,7 +1334,7 @@ train: {{script: t.py{train}}}
 LOST = [
     (
         ", resume: {exists: out/last.pt, args: --resume}",
-        "'last.pt'",
+        "'out/last.pt'",
         "train.resume.exists",
         "to {checkpoint_dir}/out",
     ),

@@ -543,6 +543,12 @@ def test_what_skypilot_would_take_for_something_else(
 
 WARNED = [
     (f"{BUCKET}, disk_size: 5", "10:38 targets.sky.disk_size", "hold no image"),
+    (f"{BUCKET}, nic: enp5s0", "10:32 targets.sky.nic", "may get any"),
+    (
+        f"{BUCKET}, instance_type: m6i.large, infra: aws, accelerators: A100:2",
+        "10:42 targets.sky.instance_type",
+        "has no GPUs",
+    ),
     (f"{BUCKET}, autostop: 500ms", "10:37 targets.sky.autostop", "write minutes"),
     (f"{BUCKET}, preempted_every: 5s", "10:44 targets.sky.preempted_every", "write hours"),
     (f"{BUCKET}, accelerators: 'H10O:2'", "10:41 targets.sky.accelerators", "the digit 0"),

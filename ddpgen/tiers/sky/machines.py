@@ -158,13 +158,17 @@ def _instance(job: SkyJob) -> Iterator[Conflict]:
     if not job.gpus_per_node and re.fullmatch(with_gpus, job.instance_type):
         problem = f"{job.instance_type} has GPUs, and the job uses none"
         yield Conflict(fields, problem, "write gpus_per_node: N and procs_per_node: N", False)
-    if job.gpus_per_node and not job.accelerators and re.fullmatch(without, job.instance_type):
+    attaches = cloud == "gcp" and job.accelerators  # to any kind of machine
+    if job.gpus_per_node and not attaches and re.fullmatch(without, job.instance_type):
         problem = f"{job.instance_type} has no GPUs, and the job uses {job.gpus_per_node}"
-        yield Conflict(fields, problem, "name a machine with GPUs, or write accelerators", False)
+        yield Conflict(fields, problem, "leave instance_type out, and write accelerators", False)
 
 
 def _small(job: SkyJob) -> Iterator[Conflict]:
-    """Yield the numbers that have another unit in SkyPilot, or lack one."""
+    """Yield the numbers that have another unit in SkyPilot, or lack one, and an interface that few machines have."""
+    if job.nic and not job.infra:
+        problem = f"{job.nic} is an interface of some machines, and the job may get any"
+        yield Conflict(("nic",), problem, "leave it out: each machine finds its own", False)
     if job.disk_size is not None and job.disk_size < _LEAST_DISK_GB:
         problem = f"{job.disk_size} GB hold no image of a cloud together with torch"
         yield Conflict(("disk_size",), problem, "leave it out: it is 256 by default", False)

@@ -1,0 +1,99 @@
+"""The usual mistakes of a loop that is written by hand, and those of a user's own workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpgen.adopt.program import check
+from ddpgen.tiers.registry import read
+
+SLURM = "name: a\ncode: code\ntrain: {script: t.py, resume: scratch}\nprocs_per_node: 2\ntargets: {slurm: {}}\n"
+ON_GPUS = SLURM.replace("per_node: 2\n", "per_node: 2\ngpus_per_node: 2\n")
+SKY = (
+    "name: a\ncode: code\ntrain: {script: t.py, resume: scratch}\nprocs_per_node: 2\nenv: {GIVEN: x}\nsecrets: [TOKEN]\n"
+    "targets: {sky: {bucket: s3://bbb, setup: pip install torch}}\n"
+)
+OWN = (
+    "name: a\ncode: code\ntargets: {slurm: {}}\n"
+    "train: {workload: 't.py:build', steps: 9, global_batch_size: 4, micro_batch_size: 1, eval_every: 3 steps, best: {metric: acc, mode: max}}\n"
+)
+TRAINS = "import os, sys, torch\nimport torch.distributed as dist\ndist.init_process_group()\nmodel = DDP(net)\nm.save(m.load())\n"
+LOOP = "for epoch in range(9):\n    loss.backward()\n"
+SAMPLER = f"{TRAINS}sampler = DistributedSampler(data{{}})\nloader = DataLoader(data, sampler=sampler)\n{{}}{LOOP}"
+LOADER = f"{TRAINS}{{}}loader = DataLoader(data{{}})\n{LOOP}"
+SHUFFLE = ", shuffle=True"
+METRICS = "def metrics(model, batch):\n    return {{'accuracy': 1, 'f1': 2}}\n"
+BUILDS = f"{METRICS}def build(context):\n    return Workload(model=m, dataset=d, loss=l, metrics=metrics{{}})\n"
+ITERABLE = "class Data(IterableDataset):\n    def __iter__(self): ...\n{}def build(c):\n    return Workload(model=m, loss=l, dataset=Data(8), finish=f, metrics=f)\n"
+# The spec, the text, and words of the warning; "" without one.
+TOLD = [
+    (SLURM, f"{TRAINS}name = input('run? ')\n", "t.py:6 waits for a keyboard"),
+    (SLURM, f"{TRAINS}def f():\n    breakpoint()\nf()\n", "breakpoint() ends it"),
+    (SLURM, f"{TRAINS}import pdb; pdb.set_trace()\n", "set_trace() ends it"),
+    (SLURM, f"{TRAINS}if args.debug:\n    breakpoint()\nself.input(3)\n", ""),
+    (SLURM, f"{TRAINS}if rank == 0:\n    dist.barrier()\n{LOOP}", "t.py:7: only rank 0 calls barrier()"),
+    (SLURM, f"{TRAINS}if dist.get_rank() == 0:\n    save()\n    torch.distributed.all_reduce(x)\n{LOOP}", "calls all_reduce()"),
+    (SLURM, f"{TRAINS}if rank == 0:\n    dist.barrier(group=g)\n    loss.barrier()\n{LOOP}", ""),
+    (SLURM, f"{TRAINS}if rank == 0:\n    dist.barrier()\nelse:\n    dist.barrier()\n{LOOP}", ""),
+    (SLURM, f"{TRAINS}if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n{LOOP}", ""),
+    (SLURM, f"{TRAINS}if local_rank == 0:\n    dist.barrier()\n{LOOP}", ""),
+    (SLURM.replace("2", "1"), f"{TRAINS}if rank == 0:\n    dist.barrier()\n{LOOP}", ""),
+    (SLURM, f"{TRAINS}def main():\n    if rank != 0:\n        return\n    for x in y:\n        loss.backward()\n", "t.py:7: all ranks but 0 leave"),
+    (SLURM, f"{TRAINS}if rank > 0:\n    sys.exit()\ndist.barrier()\n{LOOP}", "all ranks but 0 leave"),
+    (SLURM, f"{TRAINS}{LOOP}if rank:\n    sys.exit()\nprint(9)\n", ""),
+    (SLURM, SAMPLER.format("", ""), "t.py:6: without set_epoch()"),
+    (SLURM, SAMPLER.format(SHUFFLE, ""), "without set_epoch()"),
+    (SLURM, SAMPLER.format(", shuffle=False", ""), ""),
+    (SLURM, SAMPLER.format("", "sampler.set_epoch(0)\n"), ""),
+    (SLURM, "import accelerate\n" + SAMPLER.format("", ""), ""),
+    (SLURM, SAMPLER.format("", "").replace("epoch", "i"), ""),
+    (SLURM, LOADER.format("", SHUFFLE), "t.py:6: each of 2 processes goes over all of the data"),
+    (SLURM, LOADER.format("import tqdm\n", SHUFFLE), "goes over all of the data"),
+    (SLURM, LOADER.format("data = data[rank::2]\n", SHUFFLE), ""),
+    (SLURM, LOADER.format("data = data[rank * n : n]\n", SHUFFLE), ""),
+    (SLURM, LOADER.format("torch.manual_seed(7 + rank)\n", SHUFFLE), ""),
+    (SLURM, LOADER.format("data = Subset(data, own)\n", SHUFFLE), ""),
+    (SLURM, LOADER.format("from ours import data\n", SHUFFLE), ""),
+    (SLURM, LOADER.format("", ", shuffle=False"), ""),
+    (SLURM, LOADER.format("", ", shuffle=True").replace("DDP", "Net"), ""),
+    (ON_GPUS, f"{TRAINS}{LOOP}", "t.py moves nothing to a GPU"),
+    (ON_GPUS, f"{TRAINS}net.to('cuda')\n{LOOP}", ""),
+    (ON_GPUS, f"import ours\n{TRAINS}{LOOP}", ""),
+    (ON_GPUS.replace("t.py,", "t.py, args: {device: cuda},"), f"{TRAINS}net.to(args.device)\n{LOOP}", ""),
+    (SKY, f"{TRAINS}x = os.environ['DATA'] + '/x'\n", "t.py:6 needs the variable DATA"),
+    (SKY, f"{TRAINS}x = os.environ['DATA'] if y else 1\n", ""),
+    (SKY, f"{TRAINS}os.environ['DATA'] = '1'\nx = os.environ['DATA']\n", ""),
+    (SKY, f"{TRAINS}os.environ.setdefault('DATA', '1')\nx = os.environ['DATA']\n", ""),
+    (SKY, f"{TRAINS}os.environ.update(DATA='1')\nx = os.environ['DATA']\n", ""),
+    (SKY, f"{TRAINS}if 'DATA' in os.environ: f()\nx = os.environ['DATA']\n", ""),
+    (SKY, f"{TRAINS}load_dotenv()\nx = os.environ['DATA']\n", ""),
+    (SKY, f"{TRAINS}x = [os.environ[n] for n in ('GIVEN',)], os.environ['GIVEN'], os.environ['TOKEN'], os.environ['RANK']\n", ""),
+    (SLURM, f"{TRAINS}x = os.environ['DATA']\n", ""),  # sbatch hands on the variables of its own shell
+    (OWN, BUILDS.format(""), 'the workload in t.py has no metric "acc"'),
+    (OWN.replace("acc,", "f1,"), BUILDS.format(""), ""),
+    (OWN.replace("acc,", "loss,"), BUILDS.format(""), ""),
+    (OWN, BUILDS.format(", finish=f"), ""),
+    (OWN, BUILDS.format(", **more"), ""),
+    (OWN, BUILDS.format("").replace("'accuracy'", "name"), ""),
+    (OWN, BUILDS.format("").replace("return {", "return 1 or {"), ""),
+    (OWN, BUILDS.format("").replace(", metrics=metrics", ""), "has no metric"),
+    (OWN, "def build(context):\n    def f(): return 1\n    return {'model': m}\n", "t.py:3: build() returns a dict"),
+    (OWN, "def build(context):\n    return model, data, loss\n", "returns a tuple"),
+    (OWN, "def build(context):\n    if context: return {}\n    return made\n", ""),
+    (OWN, ITERABLE.format(""), "t.py:1: Data has no [index]"),
+    (OWN, ITERABLE.format("    def __getitem__(self, i): ...\n"), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "text", "words"), TOLD)
+def test_a_mistake_is_named_and_nothing_else(
+    spec: str, text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/t.py").write_text(text)
+    (job,) = (each.job for name, each in read(spec.encode(), "a.yaml").items() if name != "local")
+    found = [each.problem for each in check(job, tmp_path)]
+    assert len(found) == bool(words), found
+    assert all(words in problem for problem in found), found
