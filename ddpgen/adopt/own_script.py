@@ -73,15 +73,30 @@ def _settings(job: JobSpec, script: Script) -> Iterator[Conflict]:
     problem, remedy = "the job has no GPUs", f"write gpus_per_node: {job.procs_per_node}"
     if has_gpus:
         problem, remedy = "the job's GPUs stay idle", "leave out gpus_per_node"
+    given = option_values(job.train)
     for (name, setting), words in (_WITHOUT_GPU if has_gpus else _WITH_GPU).items():
         calls = [call for call in script.calls if name_of(call.func) == name]
         values = [k.value for call in calls for k in call.keywords if k.arg == setting]
-        shown = [v for v in values if isinstance(v, ast.Constant) and text_of(v) in words]
+        shown = [v for v in values if _setting(v, script, given) in words]
         if calls and len(calls) == len(shown) and script.at_times.isdisjoint(calls):
             location = f"{script.location(shown[0])}: {setting}={ast.unparse(shown[0])}"
+            if not isinstance(shown[0], ast.Constant):
+                location += f" is {_setting(shown[0], script, given)}"
             yield warning(
                 "train.script", f"{location}, and {problem}", f"leave it out, or {remedy}"
             )
+
+
+def _setting(value: ast.expr, script: Script, given: Mapping[str, str]) -> str:
+    """Return a constant as text, or the value that the job gives the option that is read here; else ""."""
+    match value:
+        case ast.Constant():
+            return text_of(value)
+        case ast.Attribute(ast.Name() as parsed, name) if name not in script.changed:
+            source = script.value_of(parsed)
+            if isinstance(source, ast.Call) and name_of(source.func) == "parse_args":
+                return given.get(name, "")
+    return ""
 
 
 def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:

@@ -1472,3 +1472,21 @@ def test_on_sky_saves_that_go_with_the_machine_are_told(
     found = [*check(read(SKY.format(train=train).encode(), "a.yaml")["sky"].job, tmp_path)]
     assert [each.fields[0] for each in found] == ([field] if field else [])
     assert all(word in each.remedy for each in found)
+
+
+MIXED = """\
+p = argparse.ArgumentParser()
+p.add_argument("--mixed_precision", default="no")
+args = p.parse_args()
+a = Accelerator(mixed_precision=args.mixed_precision)
+a.save(a.load())
+"""
+
+
+def test_a_setting_that_comes_from_an_argument(tmp_path: Path) -> None:
+    (fault,) = told(tmp_path, MIXED, "{mixed_precision: fp16}")
+    assert fault.text.startswith(
+        "t.py:4: mixed_precision=args.mixed_precision is fp16, and the job"
+    )
+    assert told(tmp_path, MIXED, "{mixed_precision: bf16}") == []
+    assert told(tmp_path, f"args.mixed_precision = 'no'\n{MIXED}", "{mixed_precision: fp16}") == []
