@@ -6,10 +6,13 @@ import argparse
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, NoReturn
 
+from ddpgen.adopt import huggingface
 from ddpgen.adopt.calls import Script, warning
 from ddpgen.adopt.parser import HELP, Option, Options, options_of
+from ddpgen.bundle import code
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
@@ -87,24 +90,41 @@ def reads_settings_file(values: Mapping[str, str]) -> bool:
     return any(word.endswith(".py") for word in values)
 
 
-def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
-    """Yield the options that the script does not have, and the values that it cannot take."""
-    options, args = options_of(script), job.train.args
+def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
+    """Yield the options that the script does not have, and the values that it cannot take. `home`: the spec's directory."""
+    options, args = options_of(script) or huggingface.options_of(script), job.train.args
     if options is None or (script.settings and reads_settings_file(option_values(job.train))):
+        return
+    of_dataclasses = isinstance(options, huggingface.Fields)
+    words = [each.value or "" for each in given_words(job.train) if not each.option]
+    if of_dataclasses and huggingface.reads_file(script, words):
         return
     faults = list(_of_options(job.train, script, options))
     yield from faults
     if isinstance(args, Mapping):
         yield from _of_mapping(job.train, script, options)
-        given = [options.long.get(name) for name in args]
-        for name in options.needed:
-            option = options.long.get(name)
-            if name not in args and not any(each is option for each in given if option):
-                remedy = "add it; a list of words can say positional ones"
-                remedy = _READ_LOCAL_RANK if f"--{name}" in _LOCAL_RANK else remedy
-                yield warning("train.args", f"{script.name} wants {name}", remedy)
+    if of_dataclasses:
+        # HfArgumentParser reads more words from a file of this name.
+        more = f"{PurePosixPath(job.train.user_file).with_suffix('.args')}"
+        if "--" not in args and not code.find(job.code, home, more):
+            yield from _missing(job.train, script, options)
+    elif isinstance(args, Mapping):
+        yield from _missing(job.train, script, options)
     elif options.arguments and not faults and "--" not in args:
         yield from _of_words(args, script, options)
+
+
+def _missing(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
+    """Yield the options that have to be given, and that the job does not give."""
+    given = [options.named(each.option, True) for each in given_words(train) if each.option]
+    names = train.args if isinstance(train.args, Mapping) else ()
+    for name in options.needed:
+        option = options.long.get(name)
+        if name not in names and not any(each is option for each in given if option):
+            remedy = "add it; a list of words can say positional ones"
+            remedy = "add it" if isinstance(options, huggingface.Fields) else remedy
+            remedy = _READ_LOCAL_RANK if f"--{name}" in _LOCAL_RANK else remedy
+            yield warning("train.args", f"{script.name} wants {name}", remedy)
 
 
 def _of_options(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
@@ -127,8 +147,13 @@ def _unknown(name: str, options: Options, script: str) -> tuple[str, str]:
     if name == "help":
         return f"has {script} print its options, and train nothing", "leave it out"
     remedy = did_you_mean(name.replace("_", "-"), options.long)
+    if isinstance(options, huggingface.Fields):
+        fields = [each for each in options.long if "-" not in each]
+        remedy = huggingface.hint(name.replace("-", "_"), fields, "correct it, or leave it out")
     if name.startswith("no-") and name[3:] in options.long:
         remedy = "leave it out"
+        if isinstance(options, huggingface.Fields):
+            remedy = f"write --{name[3:]}=False; in a mapping, args_style: equals"
     return f"{script} has no option --{name}", remedy
 
 
@@ -161,10 +186,13 @@ def _reading_fault(value: str, option: Option, name: str, script: str) -> tuple[
     except ValueError:
         assert option.read
         problem = f"{show(value)} is no {option.read.__name__}, and {script} reads {name} as one"
-        return problem, "correct it"
+        return (
+            problem,
+            "write true or false" if option.read is huggingface.Boolean else "correct it",
+        )
     if option.choices and parsed not in option.choices:
         problem = f"{script} has no choice {show(value)} for {name}"
-        return problem, did_you_mean(value, [*map(str, option.choices)])
+        return problem, huggingface.hint(value, map(str, option.choices))
     return "", ""
 
 
@@ -203,11 +231,16 @@ def _of_mapping(train: Train, script: Script, options: Options) -> Iterator[Conf
             if option.nargs not in (None, "?", 1):
                 problem = f"{script.name} reads the values behind one --{name}, and a mapping writes --{name}= before each"
                 remedy = f"write args as a list of words, --{name} and then its values"
-        elif value is False and train.args_style == "flags" and option.negated and option.on:
+        elif value is False and train.args_style == "flags" and _stays_on(option):
             problem = f"is left out by args_style: flags, and then {script.name} has --{name} on"
-            remedy = "write args_style: no-prefix"
+            remedy = f"write args_style: {'no-prefix' if option.negated else 'equals'}"
         if problem:
             yield warning(f"train.args.{name}", problem, remedy)
+
+
+def _stays_on(option: Option) -> bool:
+    """True if the option is on without a word, and a word of its own puts it off."""
+    return option.on and (option.negated or option.read is huggingface.Boolean)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -69,7 +69,7 @@ def options_of(script: Script) -> Options | None:
         return None
     if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
         return None
-    if _is_handed_on(script) or _OTHER_PARSERS & imported(script.tree):
+    if is_handed_on(script) or _OTHER_PARSERS & imported(script.tree):
         return None
     of_parser = {keyword.arg for keyword in parsers[0].keywords}
     if of_parser & {"parents", "prefix_chars", "fromfile_prefix_chars", None}:
@@ -85,13 +85,13 @@ def options_of(script: Script) -> Options | None:
     return _options(arguments, script)
 
 
-def _is_handed_on(script: Script) -> bool:
+def is_handed_on(script: Script, parser: str = "ArgumentParser") -> bool:
     """True if a function gets the parser, or adds to it in another way than argparse's."""
     names = {
         name
         for node in ast.walk(script.tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        if name_of(node.value.func) == "ArgumentParser"
+        if name_of(node.value.func) == parser
         for name in map(name_of, node.targets)
     }
     for call in script.calls:

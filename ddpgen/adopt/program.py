@@ -24,6 +24,7 @@ from ddpgen.adopt import (
     processes,
     shared_places,
     source,
+    trainer_settings,
     workloads,
 )
 from ddpgen.adopt.calls import Script, warning
@@ -79,7 +80,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from own_script.check(job, script, home)
     yield from processes.check(job, script, home)
     yield from loops.check(job, script, home)
-    yield from arguments.check(job, script)
+    yield from arguments.check(job, script, home)
+    yield from trainer_settings.check(job, script)
 
 
 def _words(train: Train) -> Iterator[Conflict]:

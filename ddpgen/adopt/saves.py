@@ -106,7 +106,7 @@ def _switched_off(script: Script, job: JobSpec) -> Iterator[Conflict]:
     """Yield the setting with which a trainer saves no checkpoint, in a script that saves none by itself."""
     if _CHECKPOINT_WRITES & script.called.keys() or "save_model" in script.called:
         return
-    settings = _trainer_settings(script, job)
+    settings = trainer_settings(script, job)
     field, value = settings.get("save_strategy", ("", ""))
     trains = "do_train" in settings or not {"do_eval", "do_predict"} & settings.keys()
     if value == "no" and trains:
@@ -172,7 +172,7 @@ def _lost_saves(job: JobSpec, script: Script) -> Iterator[Conflict]:
         return
     if "chdir" in script.called or script.settings.keys() & option_values(job.train).keys():
         return
-    settings = _trainer_settings(script, job)
+    settings = trainer_settings(script, job)
     field, place = settings.get("output_dir", ("", ""))
     if place and not re.match(r"[/~{]", place) and "push_to_hub" not in settings:
         problem = (
@@ -228,7 +228,7 @@ def _is_plain(part: ast.expr) -> bool:
     )
 
 
-def _trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, str]]:
+def trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, str]]:
     """Return the settings of transformers' trainer that the job's arguments give: the fields and values, by name."""
     names = {name_of(node) for node in ast.walk(script.tree) if isinstance(node, ast.expr)}
     if not (_SETTINGS_PARSERS & script.called.keys() and any(map(_SETTINGS.fullmatch, names))):

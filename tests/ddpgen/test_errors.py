@@ -30,6 +30,7 @@ from ddpgen.adopt import (
     saves,
     shared_places,
     source,
+    trainer_settings,
     workloads,
 )
 from ddpgen.driver.wording import printable
@@ -59,6 +60,7 @@ from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
     test_hosts,
+    test_huggingface,
     test_loops,
     test_outside,
     test_own_script,
@@ -108,6 +110,7 @@ MODULES = (
     ssh,
     sweep,
     times,
+    trainer_settings,
     unwise,
     workloads,
     yamltree,
@@ -237,7 +240,16 @@ SCRIPTS = [
         for text, args, field in scripts.DEFAULT_PLACES
         if field
     ),
-]
+    *(
+        (args, test_huggingface.with_model(args), text)
+        for text, args, field, _ in test_huggingface.OPTIONS
+        if field
+    ),
+    ("no fields", scripts.with_args("{}"), test_huggingface.PARSER),
+    *((text, scripts.with_args("{}"), text) for text, words in test_huggingface.CALLS if words),
+    ("by an argument", scripts.with_args("{mixed_precision: fp16}"), scripts.MIXED),
+    ("idle", f"{test_huggingface.with_model('use_cpu: true')}gpus_per_node: 2\n", test_huggingface.PARSER),
+]  # fmt: skip
 
 
 def makers(module: ModuleType) -> Iterator[range]:
