@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, NoReturn
 
 from ddpgen.adopt import huggingface
-from ddpgen.adopt.calls import Script, warning
-from ddpgen.adopt.parser import HELP, Option, Options, options_of
+from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.adopt.parser import HELP, Option, Options, known_options_of, options_of
 from ddpgen.bundle import code
-from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.command import argument_words
@@ -92,25 +92,35 @@ def reads_settings_file(values: Mapping[str, str]) -> bool:
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the options that the script does not have, and the values that it cannot take. `home`: the spec's directory."""
-    options, args = options_of(script) or huggingface.options_of(script), job.train.args
+    options = options_of(script) or known_options_of(script) or huggingface.options_of(script)
     if options is None or (script.settings and reads_settings_file(option_values(job.train))):
         return
-    of_dataclasses = isinstance(options, huggingface.Fields)
-    words = [each.value or "" for each in given_words(job.train) if not each.option]
-    if of_dataclasses and huggingface.reads_file(script, words):
-        return
-    faults = list(_of_options(job.train, script, options))
+    if isinstance(options, huggingface.Fields):
+        words = [each.value or "" for each in given_words(job.train) if not each.option]
+        if huggingface.reads_file(script, words):
+            return
+    # HfArgumentParser reads more words from a file of this name.
+    more = f"{PurePosixPath(job.train.user_file).with_suffix('.args')}"
+    yield from compare(job.train, script, options, not code.find(job.code, home, more))
+
+
+def compare(
+    train: Train, script: Script, options: Options, alone: bool = True
+) -> Iterator[Conflict]:
+    """Yield the faults of the arguments of the spec, if these are the options of the script.
+
+    `alone`: no file beside the script has more of them.
+    """
+    args, faults = train.args, list(_of_options(train, script, options))
     yield from faults
     if isinstance(args, Mapping):
-        yield from _of_mapping(job.train, script, options)
-    if of_dataclasses:
-        # HfArgumentParser reads more words from a file of this name.
-        more = f"{PurePosixPath(job.train.user_file).with_suffix('.args')}"
-        if "--" not in args and not code.find(job.code, home, more):
-            yield from _missing(job.train, script, options)
-    elif isinstance(args, Mapping):
-        yield from _missing(job.train, script, options)
-    elif options.arguments and not faults and "--" not in args:
+        yield from _of_mapping(train, script, options)
+        if alone or not isinstance(options, huggingface.Fields):
+            yield from _missing(train, script, options)
+    elif isinstance(options, huggingface.Fields):
+        if alone and "--" not in args:
+            yield from _missing(train, script, options)
+    elif options.arguments and not (faults or options.drops or "--" in args):
         yield from _of_words(args, script, options)
 
 
@@ -131,7 +141,9 @@ def _of_options(train: Train, script: Script, options: Options) -> Iterator[Conf
     """Yield the faults that each option has by itself."""
     for given in filter(lambda given: given.option, given_words(train)):
         option = options.named(given.option, abbreviated=not script.settings)
-        if option is None:
+        if option is None and options.drops:
+            problem, remedy = _dropped(given.option, options, script.name)
+        elif option is None:
             problem, remedy = _unknown(given.option, options, script.name)
         elif script.settings:
             problem, remedy = _setting_fault(given, script)
@@ -155,6 +167,14 @@ def _unknown(name: str, options: Options, script: str) -> tuple[str, str]:
         if isinstance(options, huggingface.Fields):
             remedy = f"write --{name[3:]}=False; in a mapping, args_style: equals"
     return f"{script} has no option --{name}", remedy
+
+
+def _dropped(name: str, options: Options, script: str) -> tuple[str, str]:
+    """Return that the script drops a misspelt option, and the remedy; two "" for one that may be meant for another."""
+    meant = similar(name.replace("_", "-"), options.long, 0.55)
+    if not meant:
+        return "", ""
+    return f"{script} has no option --{name}, and drops it silently", f"did you mean {meant}?"
 
 
 def _value_fault(given: _Given, option: Option, script: str) -> tuple[str, str]:
@@ -199,9 +219,8 @@ def _reading_fault(value: str, option: Option, name: str, script: str) -> tuple[
 def _setting_fault(given: _Given, script: Script) -> tuple[str, str]:
     """Return why nanoGPT's configurator refuses the word, and the remedy; two "" if it does not, or for other loops."""
     name, value, default = given.option, given.value or "", script.settings.get(given.option)
-    if "exec" not in script.called or "configurator.py" not in ast.unparse(script.called["exec"]):
-        return "", ""
-    if not given.joined:
+    one_word, same_type = _of_configurator(script)
+    if one_word and not given.joined:
         problem = f"nanoGPT's configurator reads --{name}=VALUE as one word, and gets --{name}"
         return problem, f"write --{name}=VALUE; in a mapping, args_style: equals"
     try:
@@ -210,11 +229,36 @@ def _setting_fault(given: _Given, script: Script) -> tuple[str, str]:
         parsed = value
     if "{" in value or not isinstance(default, ast.Constant) or type(parsed) is type(default.value):
         return "", ""
+    if not (same_type and given.joined):
+        return "", ""
     kind = type(default.value).__name__
     problem = (
         f"{show(value)} is no {kind}, and nanoGPT's configurator takes no other type for {name}"
     )
     return problem, f"write one, like {default.value!r}"
+
+
+def _of_configurator(script: Script) -> tuple[bool, bool]:
+    """Return if the script refuses a word without `=`, and if a value has to be of its global's type."""
+    if "exec" in script.called and "configurator.py" in ast.unparse(script.called["exec"]):
+        return True, True
+    splits = same_type = False
+    for node in ast.walk(script.tree):
+        match node:
+            case ast.Assign([ast.Tuple([_, _])], ast.Call(ast.Attribute(attr="split"), [ast.Constant("="), *_])):  # fmt: skip
+                splits = splits or node not in script.at_times
+            case ast.Assert(ast.Compare(ast.Call(ast.Name("type"), [ast.Name(name)]), [ast.Eq() | ast.Is()], [right])):  # fmt: skip
+                is_global = ast.unparse(right).startswith("type(globals()[")
+                same_type = is_global and _is_literal(name, script)
+    compared = (n.left for n in ast.walk(script.tree) if isinstance(n, ast.Compare))
+    return splits and "=" not in map(constant, compared), same_type
+
+
+def _is_literal(name: str, script: Script) -> bool:
+    """True if the script gives the name only the value of literal_eval(), or of another name."""
+    values = [n.value for n in ast.walk(script.tree) if isinstance(n, ast.Assign) and name in map(name_of, n.targets)]  # fmt: skip
+    functions = {name_of(value.func) for value in values if isinstance(value, ast.Call)}
+    return functions == {"literal_eval"} and all(isinstance(v, (ast.Call, ast.Name)) for v in values)  # fmt: skip
 
 
 def _of_mapping(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
@@ -251,7 +295,7 @@ class _Parser(argparse.ArgumentParser):
 def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterator[Conflict]:
     """Yield the faults of a list of words, if the long options in it are right."""
     try:
-        seen, others = _divided(words, options)
+        seen, others = divided(words, options)
     except ValueError as error:
         yield warning(
             "train.args", f"{script.name} would refuse the words: {error}", "correct them"
@@ -274,10 +318,13 @@ def _of_words(words: Sequence[str], script: Script, options: Options) -> Iterato
             yield warning("train.args", f"{script.name} wants {names[-1]}", remedy)
 
 
-def _divided(
-    words: Sequence[str], options: Options
+def divided(
+    words: Sequence[str], options: Options, others_as: str = ""
 ) -> tuple[dict[tuple[str, ...], list[str]], list[str]]:
-    """Return the options in `words` with their values, by their names, and the other words. Raises ValueError."""
+    """Return the options in `words` with their values, by their names, and the other words. Raises ValueError.
+
+    `others_as`: argparse's nargs for words that are no options; then those alone are the other words.
+    """
     parser = _Parser(add_help=False, conflict_handler="resolve")
     for names, option in options.arguments.items():
         how: dict[str, Any] = {"action": "store_true"} if option.flag else {"nargs": option.nargs}
@@ -285,7 +332,10 @@ def _divided(
             how = {"action": argparse.BooleanOptionalAction}
         if names[0].startswith("-"):
             parser.add_argument(*names, dest=" ".join(names), default=argparse.SUPPRESS, **how)
+    if others_as:
+        parser.add_argument("others", nargs=others_as, default=[]).required = False
     seen, others = parser.parse_known_args(words)
+    others = vars(seen).pop("others", others)
     values = {
         tuple(names.split(" ")): value if isinstance(value, list) else [value]
         for names, value in vars(seen).items()

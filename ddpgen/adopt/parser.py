@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ddpgen.adopt.calls import Script, imported, name_of, text_of
@@ -14,9 +15,11 @@ _FLAGS = (
 )  # fmt: skip
 _ACTIONS = (*_FLAGS, "", "store", "append", "extend")
 _NARGS = (None, "?", "*", "+")  # or a number
-_ADDS = ("add_argument", "add_argument_group", "add_mutually_exclusive_group")
+_ADDS = ("add_argument", "add_argument_group", "add_mutually_exclusive_group", "add_subparsers")
 # Modules with a parser that is called as argparse's is, and reads more.
 _OTHER_PARSERS = {"configargparse", "jsonargparse", "simple_parsing"}
+# Modules that read no words of the command line.
+_PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
 HELP: tuple[str, ...] = ("-h", "--help")
 
 
@@ -44,11 +47,14 @@ class Option(NamedTuple):
 class Options(NamedTuple):
     """The options of the script's one argparse parser, or its globals that arguments replace. `long`: by the name behind
     `--`. `needed`: the names of the arguments that have to be given. `arguments`: all of the parser, by their names with
-    dashes; empty if the source does not show how they divide a list of words."""
+    dashes; empty if the source does not show how they divide a list of words. `exact`: no name may be abbreviated.
+    `drops`: the script drops the words that the parser does not know."""
 
     long: Mapping[str, Option]
     needed: tuple[str, ...]
     arguments: Mapping[tuple[str, ...], Option]
+    exact: bool = False
+    drops: bool = False
 
     def named(self, name: str, abbreviated: bool) -> Option | None:
         """Return the option that argparse takes `name` for; None for an unknown one, or one that may be several."""
@@ -56,6 +62,7 @@ class Options(NamedTuple):
             f"no-{n}": Option(flag=True) for n, option in self.long.items() if option.negated
         }
         known = {**self.long, **negated}
+        abbreviated = abbreviated and not self.exact
         meant = [option for n, option in known.items() if abbreviated and n.startswith(name)]
         return known.get(name) or (meant[0] if len(meant) == 1 else None)
 
@@ -64,24 +71,64 @@ def options_of(script: Script) -> Options | None:
     """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
     if script.settings:
         return Options(dict.fromkeys(script.settings, Option()), (), {})
-    parsers = [call for call in script.calls if name_of(call.func) == "ArgumentParser"]
-    if len(parsers) != 1 or "parse_args" not in script.called:
+    others = {"parse_known_args", "add_subparsers"} & script.called.keys()
+    parser = the_parser(script)
+    if parser is None or others or "parse_args" not in script.called:
         return None
-    if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & script.called.keys():
+    calls = [call for call in script.calls if name_of(call.func) == "add_argument"]
+    return of_calls(parser, calls, script)
+
+
+def known_options_of(script: Script) -> Options | None:
+    """Return the options of a script that surely drops all words that its parser does not know; else None."""
+    parser = the_parser(script)
+    if parser is None or {"parse_args", "add_subparsers"} & script.called.keys():
+        return None
+    if not (_drops_words(script) and imported(script.tree) <= _PLAIN_MODULES):
+        return None
+    calls = [call for call in script.calls if name_of(call.func) == "add_argument"]
+    options = of_calls(parser, calls, script)
+    return options and options._replace(drops=True)
+
+
+def _drops_words(script: Script) -> bool:
+    """True if the script uses nothing but the options that parse_known_args() knows."""
+    nodes = [*ast.walk(script.tree)]
+    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    read |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    drops: list[ast.expr] = []
+    for node in nodes:
+        match node:
+            case ast.Subscript(value, ast.Constant(0)):
+                drops.append(value)
+            case ast.Assign([ast.Tuple([_, ast.Name(rest)])], value) if rest not in read:
+                drops.append(value)
+    reads = [call for call in script.calls if name_of(call.func) == "parse_known_args"]
+    return "argv" not in read and len(reads) == 1 and reads[0] in drops
+
+
+def the_parser(script: Script) -> ast.Call | None:
+    """Return the call that makes the script's one parser; None if it may have another, or one that reads more."""
+    parsers = [call for call in script.calls if name_of(call.func) == "ArgumentParser"]
+    if len(parsers) != 1 or "parse_args_into_dataclasses" in script.called:
         return None
     if is_handed_on(script) or _OTHER_PARSERS & imported(script.tree):
         return None
-    of_parser = {keyword.arg for keyword in parsers[0].keywords}
-    if of_parser & {"parents", "prefix_chars", "fromfile_prefix_chars", None}:
-        return None
-    arguments = {HELP: Option(flag=True)} if "add_help" not in of_parser else {}
-    for call in sorted(script.calls, key=lambda call: call.lineno):
-        if name_of(call.func) == "add_argument":
-            names = tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant))
-            option = _option({keyword.arg: keyword.value for keyword in call.keywords})
-            if not names or len(names) != len(call.args) or option.nargs in ("REMAINDER", "..."):
-                return None  # a computed name, or an argument that takes the options behind it
-            arguments[names] = option
+    settings = {keyword.arg for keyword in parsers[0].keywords}
+    unusual = settings & {"parents", "prefix_chars", "fromfile_prefix_chars", None}
+    return None if unusual else parsers[0]
+
+
+def of_calls(parser: ast.Call, calls: Iterable[ast.Call], script: Script) -> Options | None:
+    """Return the options that these calls of add_argument() give a parser; None if one of them does not show it."""
+    helps = all(keyword.arg != "add_help" for keyword in parser.keywords)
+    arguments = {HELP: Option(flag=True)} if helps else {}
+    for call in sorted(calls, key=lambda call: call.lineno):
+        names = tuple(str(each.value) for each in call.args if isinstance(each, ast.Constant))
+        option = _option({keyword.arg: keyword.value for keyword in call.keywords})
+        if not names or len(names) != len(call.args) or option.nargs in ("REMAINDER", "..."):
+            return None  # a computed name, or an argument that takes the options behind it
+        arguments[names] = option
     return _options(arguments, script)
 
 

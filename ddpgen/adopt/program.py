@@ -17,6 +17,7 @@ from ddpgen.adopt import (
     arguments,
     commands,
     loops,
+    decorated,
     outside,
     own_script,
     own_workload,
@@ -25,6 +26,7 @@ from ddpgen.adopt import (
     shared_places,
     source,
     trainer_settings,
+    subcommands,
     workloads,
 )
 from ddpgen.adopt.calls import Script, warning
@@ -82,6 +84,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from loops.check(job, script, home)
     yield from arguments.check(job, script, home)
     yield from trainer_settings.check(job, script)
+    yield from subcommands.check(job, script)
+    yield from decorated.check(job, script)
 
 
 def _words(train: Train) -> Iterator[Conflict]:

@@ -21,6 +21,7 @@ from ddpgen.adopt import (
     arguments,
     commands,
     loops,
+    decorated,
     outside,
     own_script,
     own_workload,
@@ -31,6 +32,7 @@ from ddpgen.adopt import (
     shared_places,
     source,
     trainer_settings,
+    subcommands,
     workloads,
 )
 from ddpgen.driver.wording import printable
@@ -59,6 +61,7 @@ from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
 from tests.ddpgen import (
+    test_command_lines,
     test_hosts,
     test_huggingface,
     test_loops,
@@ -86,6 +89,7 @@ MODULES = (
     outside,
     commands,
     container,
+    decorated,
     fields,
     groups,
     hosts,
@@ -108,6 +112,7 @@ MODULES = (
     slurm,
     source,
     ssh,
+    subcommands,
     sweep,
     times,
     trainer_settings,
@@ -209,6 +214,11 @@ SCRIPTS = [
     *((spec, spec, "") for spec in scripts.LAUNCHERS),
     *((f"{text} {spec}", spec, text) for spec, text in scripts.SAME),
     *((args, scripts.with_args(args), scripts.PLAIN) for args, _ in scripts.NO_SHELL),
+    *(
+        (f"{args} {text}", scripts.with_args(args), text)
+        for text, args, field, _ in test_command_lines.OTHERWISE
+        if field
+    ),
     *(
         (command, f"code: code\n{scripts.with_command(command)}", "")
         for command, expected in scripts.FILES

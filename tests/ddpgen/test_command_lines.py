@@ -1,0 +1,135 @@
+"""The command lines that scripts make in other ways than by one plain argparse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.test_read_script import told
+
+SUBCOMMANDS = """\
+import argparse
+root = p = argparse.ArgumentParser()
+p.add_argument("--out")
+s = p.add_subparsers(dest="cmd", required=True)
+p = s.add_parser("fit", help="train")
+p.add_argument("--epochs", type=int)
+e = s.add_parser("export")
+e.add_argument("--format", required=True)
+args = root.parse_args()
+m.save(m.load())
+"""
+OPTIONAL = SUBCOMMANDS.replace(", required=True)\np =", ")\np =")
+EXCLUSIVE = """\
+import argparse
+p = argparse.ArgumentParser()
+g = p.add_mutually_exclusive_group()
+g.add_argument("--cpu", action="store_true")
+g.add_argument("--gpu", action="store_true")
+g.add_argument("-n", "--number", type=int, default=3)
+args = p.parse_args()
+m.save(m.load())
+"""
+REQUIRED = EXCLUSIVE.replace("group()", "group(required=True)")
+KNOWN = """\
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--epochs", type=int)
+p.add_argument("--batch-size", type=int)
+args = p.parse_known_args()[0]
+m.save(m.load())
+"""
+REST = KNOWN.replace("args = p.parse_known_args()[0]", "args, rest = p.parse_known_args()")
+CLICK = """\
+import click
+@click.command()
+@click.option("--learning-rate", "-l", type=float, required=True)
+@click.option("--epochs", default=5)
+@click.option("--mode", type=click.Choice(["fast", "exact"]))
+@click.option("--verbose/--quiet", default=True)
+@click.option("--amp", is_flag=True)
+@click.option("--tag", multiple=True)
+def main(**settings):
+    m.save(m.load())
+main()
+"""
+HYDRA = """\
+import hydra
+@hydra.main(config_path="conf", config_name="config")
+def main(cfg):
+    m.save(m.load())
+main()
+"""
+# As nanoGPT's configurator.py, but in the script itself.
+INLINE = """\
+compile = False
+learning_rate = 6e-4
+keys = [k for k in globals()]
+for arg in sys.argv[1:]:
+    key, val = arg.split("=")
+    try:
+        attempt = literal_eval(val)
+    except ValueError:
+        attempt = val
+    assert type(attempt) == type(globals()[key[2:]])
+    globals()[key[2:]] = attempt
+m.save(m.load())
+"""
+# A script, its arguments, the field of the warning and words of it.
+OTHERWISE = [
+    (SUBCOMMANDS, "{epochs: 3}", "train.args", "wants a sub-command (fit, export)"),
+    (SUBCOMMANDS, "[--epochs, '3', fit]", "train.args[0]", "only behind a sub-command (fit)"),
+    (SUBCOMMANDS, "[fti, --epochs, '3']", "train.args[0]", "no sub-command fti; did you mean fit?"),
+    (SUBCOMMANDS, "[--out, x]", "train.args", "wants a sub-command; write one of fit, export"),
+    (SUBCOMMANDS, "[--out, x, fit, --epoch, many]", "train.args[3]", '"many" is no int'),
+    (SUBCOMMANDS, "[fit, --lr, '3']", "train.args[1]", "no option --lr"),
+    (SUBCOMMANDS, "[export]", "train.args", "wants --format"),
+    (OPTIONAL, "{epochs: 3}", "train.args.epochs", "has --epochs only behind a sub-command"),
+    (EXCLUSIVE, "{cpu: true, gpu: true}", "train.args.gpu", "takes one of --cpu, --gpu, --number"),
+    (EXCLUSIVE, "[--cpu, --num=4]", "train.args[1]", "takes one of"),
+    (REQUIRED, "{}", "train.args", "wants one of --cpu, --gpu"),
+    (KNOWN, "{epoch_count: 3}", "train.args.epoch_count", "drops it silently; did you mean epochs?"),
+    (REST, "[--batchsize, '3']", "train.args[0]", "did you mean batch-size?"),
+    (KNOWN, "{epochs: many}", "train.args.epochs", '"many" is no int'),
+    (CLICK, "{learning_rate: 0.1, learning-rate: 1}", "train.args.learning_rate", "learning-rate?"),
+    (CLICK, "{learning-rate: x}", "train.args.learning-rate", "is no float"),
+    (CLICK, "{learning-rate: 1, epochs: 1.5}", "train.args.epochs", "is no int"),
+    (CLICK, "{learning-rate: 1, mode: slow}", "train.args.mode", "no choice"),
+    (CLICK, "[--learn=1, --amp]", "train.args[0]", "no option --learn"),
+    (CLICK, "{epochs: 3}", "train.args", "wants learning-rate"),
+    (CLICK, "{learning-rate: 1, amp: 1}", "train.args.amp", "takes no value"),
+    (HYDRA, "{lr: 0.1}", "train.args.lr", "write args as a list of words: lr=0.1"),
+    (INLINE, "{learning_rate: 1}", "train.args.learning_rate", "is no float"),
+    (INLINE, "{compile: true}", "train.args.compile", "args_style: equals"),
+    (INLINE, "[--learning_rate, '0.1']", "train.args[0]", "as one word"),
+    (SUBCOMMANDS, "[--out, x, fit, --epochs, '3']", "", ""),
+    (SUBCOMMANDS, "[export, --format=fit]", "", ""),
+    (SUBCOMMANDS.replace("e = s", "for x in y: e = s"), "{epochs: 3}", "", ""),
+    (SUBCOMMANDS.replace('"export"', '"export", aliases=["x"]'), "[x]", "", ""),
+    (OPTIONAL, "{out: x}", "", ""),
+    (EXCLUSIVE, "{cpu: true, gpu: false, number: 3}\n  args_style: flags", "", ""),
+    (REQUIRED, "[-n, '4']", "", ""),
+    (KNOWN, "{anything: 3}", "", ""),
+    (f"{REST}f(rest)\n", "{epoch_count: 3}", "", ""),
+    (f"import mine\n{KNOWN}", "{epoch_count: 3}", "", ""),
+    (CLICK, "{learning-rate: 1, tag: [a, b], verbose: true, mode: fast, epochs: 3}", "", ""),
+    (CLICK, "[-l, '1', --quiet, --amp]", "", ""),
+    (CLICK.replace("main()", "main(auto_envvar_prefix='A')"), "{epochs: 3}", "", ""),
+    (CLICK.replace("@click.command()", "@click.group()"), "{x: 3}", "", ""),
+    (CLICK.replace("@click.option(\"--amp", "@more\n@click.option(\"--amp"), "{x: 3}", "", ""),
+    (HYDRA, "[lr=0.1, --config-name, other, --multi]", "", ""),
+    (f"sys.argv = f()\n{HYDRA}", "{lr: 0.1}", "", ""),
+    (INLINE, "{learning_rate: 1.0, compile: true}\n  args_style: equals", "", ""),
+    (INLINE.replace("attempt = val", "attempt = float(val)"), "{learning_rate: 1}", "", ""),
+    (INLINE.replace("    key, val", "    if '=' not in arg: continue\n    key, val"), "{compile: true}", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "args", "field", "words"), OTHERWISE)
+def test_a_command_line_that_the_script_reads_otherwise(
+    text: str, args: str, field: str, words: str, tmp_path: Path
+) -> None:
+    found = told(tmp_path, text, args)
+    assert [each.where for each in found] == ([field] if field else [])
+    assert all(words in each.text for each in found)
