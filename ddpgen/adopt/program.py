@@ -18,6 +18,7 @@ from ddpgen.adopt import (
     commands,
     loops,
     decorated,
+    lightning,
     outside,
     own_script,
     own_workload,
@@ -84,6 +85,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from loops.check(job, script, home)
     yield from arguments.check(job, script, home)
     yield from trainer_settings.check(job, script)
+    yield from lightning.check(job, script)
     yield from subcommands.check(job, script)
     yield from decorated.check(job, script)
 

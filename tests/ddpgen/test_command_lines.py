@@ -1,4 +1,4 @@
-"""The command lines that scripts make in other ways than by one plain argparse."""
+"""The command lines that scripts make in other ways than by one plain argparse, and the settings of Lightning."""
 
 from __future__ import annotations
 
@@ -76,6 +76,15 @@ for arg in sys.argv[1:]:
     globals()[key[2:]] = attempt
 m.save(m.load())
 """
+LIGHTNING = """\
+import lightning as L
+class Net(L.LightningModule):
+    def training_step(self, batch, i):
+        self.log("train_loss", torch.log(batch))
+        self.log_dict({"val_loss": 1})
+t = L.Trainer(devices=2, callbacks=[ModelCheckpoint(monitor="val_loss")])
+t.fit(Net())
+"""
 # A script, its arguments, the field of the warning and words of it.
 OTHERWISE = [
     (SUBCOMMANDS, "{epochs: 3}", "train.args", "wants a sub-command (fit, export)"),
@@ -103,6 +112,9 @@ OTHERWISE = [
     (INLINE, "{learning_rate: 1}", "train.args.learning_rate", "is no float"),
     (INLINE, "{compile: true}", "train.args.compile", "args_style: equals"),
     (INLINE, "[--learning_rate, '0.1']", "train.args[0]", "as one word"),
+    (LIGHTNING.replace("devices", "gpus"), "{}", "train.script", "no Trainer(gpus=); write accelerator"),
+    (LIGHTNING.replace("devices=2", "max_epoch=2"), "{}", "train.script", "did you mean max_epochs?"),
+    (LIGHTNING.replace('or="val', 'or="valid'), "{}", "train.script", "watches valid_loss"),
     (SUBCOMMANDS, "[--out, x, fit, --epochs, '3']", "", ""),
     (SUBCOMMANDS, "[export, --format=fit]", "", ""),
     (SUBCOMMANDS.replace("e = s", "for x in y: e = s"), "{epochs: 3}", "", ""),
@@ -123,6 +135,12 @@ OTHERWISE = [
     (INLINE, "{learning_rate: 1.0, compile: true}\n  args_style: equals", "", ""),
     (INLINE.replace("attempt = val", "attempt = float(val)"), "{learning_rate: 1}", "", ""),
     (INLINE.replace("    key, val", "    if '=' not in arg: continue\n    key, val"), "{compile: true}", "", ""),
+    (LIGHTNING, "{}", "", ""),
+    (LIGHTNING.replace("devices", "gpus").replace("lightning", "pytorch_lightning"), "{}", "", ""),
+    (LIGHTNING.replace("devices=2", "a_setting_of_lightning_3=2"), "{}", "", ""),
+    (LIGHTNING.replace('or="val', 'or="valid').replace('"train_loss"', "name"), "{}", "", ""),
+    (LIGHTNING.replace('or="val_loss', 'or="val_loss_epoch'), "{}", "", ""),
+    ("import mine\n" + LIGHTNING.replace('or="val', 'or="valid'), "{}", "", ""),
 ]  # fmt: skip
 
 
