@@ -52,10 +52,24 @@ class Script:
     @functools.cached_property
     def at_times(self) -> set[ast.AST]:
         """The nodes below a condition, and those of functions that are called below one."""
+        return self.below(self._conditions)
+
+    @functools.cached_property
+    def on_condition(self) -> set[ast.AST]:
+        """The nodes of `at_times`, but for those of which the condition only is that there is a GPU."""
+        return self.below(n for n in self._conditions if not self.asks_for_gpu(n))
+
+    @property
+    def _conditions(self) -> list[ast.If | ast.Try | ast.IfExp]:
         nodes = (n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp)))
-        return self.below(
+        return [
             n for n in nodes if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))
-        )
+        ]
+
+    def asks_for_gpu(self, node: ast.AST) -> bool:
+        """True for a condition that is torch.cuda.is_available(), or a name for it."""
+        asked = self.value_of(node.test) if isinstance(node, (ast.If, ast.IfExp)) else node
+        return isinstance(asked, ast.Call) and name_of(asked.func) == "is_available"
 
     def below(self, branches: Iterable[ast.AST]) -> set[ast.AST]:
         """Return the nodes of these branches, and those of the functions that are called in them."""

@@ -24,6 +24,7 @@ _RESUME_OPTION = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORE
 # Those that give no other weights to begin with.
 _GOES_ON = re.compile(r"(auto[-_]?)?(resume|continue)", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
+_ALL_PROCESSES = re.compile("(?<!LOCAL_)WORLD_SIZE|get_world_size")
 # Functions whose "cuda" takes no GPU.
 _NO_REQUEST = frozenset([
     "startswith", "endswith", "get", "option", "DEFINE_string", "DEFINE_enum", "field", "GradScaler", "autocast", "print",
@@ -59,7 +60,7 @@ def _gpus(job: JobSpec, script: Script) -> Iterator[Conflict]:
     if any(machine.gpus for machine in job.machines):
         return
     values = option_values(job.train)
-    request = next(_gpu_requests(script, values), None)
+    request = next(_gpu_requests(script, values), None) or next(_moves(script, values), None)
     if request:
         node, value, remedy = request
         problem = f"{script.location(node)} asks for {value}, and the job has no GPUs"
@@ -129,6 +130,30 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
                 yield value, word, _ASK_TORCH
 
 
+def _moves(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
+    """Yield each call that moves something to a device that is a GPU under no condition, as `_gpu_requests` does."""
+    conditions = (n for n in ast.walk(script.tree) if isinstance(n, ast.If))
+    asked = [
+        each
+        for each in conditions
+        for n in ast.walk(each.test)
+        if isinstance(n, ast.expr) and "is_available" in ast.unparse(script.value_of(n))
+    ]
+    leaves = any(isinstance(n, (ast.Return, ast.Raise)) for each in asked for n in ast.walk(each))
+    if leaves or "exit" in script.called or "cpu" in values.values():
+        return
+    for call in script.calls:
+        match call:
+            case ast.Call(ast.Attribute(attr="to"), [ast.Name() as name, *_]):
+                device = script.value_of(name)
+            case _:
+                continue
+        match device:
+            case ast.Call(ast.Attribute(attr="device"), [ast.Constant(str(kind)), *_]):
+                if kind.startswith("cuda") and script.at_times.isdisjoint((call, device)):
+                    yield call, kind, _ASK_TORCH
+
+
 def _may_use_cpu(script: Script, name: str) -> bool:
     """True if the script itself gives the global `name` a value for a machine without GPUs."""
     return any(
@@ -142,14 +167,13 @@ def _may_use_cpu(script: Script, name: str) -> bool:
 def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
     for call in script.calls:
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-        devices = keywords.get("devices")
-        if name_of(call.func) not in _TRAINERS or not isinstance(devices, ast.Constant):
+        devices, nodes = keywords.get("devices"), keywords.get("num_nodes", ast.Constant(1))
+        if name_of(call.func) not in _TRAINERS or devices is None:
             continue
-        if devices.value not in (job.procs_per_node, "auto", -1):
-            problem = f"{script.location(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
-            remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
-            yield warning("procs_per_node", problem, remedy)
-        nodes = keywords.get("num_nodes", ast.Constant(1))
+        if isinstance(devices, ast.Constant):
+            yield from _other_devices(job, script, devices)
+        elif "num_nodes" not in keywords or _ALL_PROCESSES.search(ast.unparse(devices)):
+            continue
         if None in keywords or job.nodes.elastic or not isinstance(nodes, ast.Constant):
             continue
         if nodes.value != job.nodes:
@@ -157,6 +181,13 @@ def _devices(job: JobSpec, script: Script) -> Iterator[Conflict]:
                 f"{script.location(call)}: num_nodes={nodes.value!r}, and nodes is {job.nodes}"
             )
             yield warning("nodes", problem, f"write num_nodes={job.nodes} there")
+
+
+def _other_devices(job: JobSpec, script: Script, devices: ast.Constant) -> Iterator[Conflict]:
+    if devices.value not in (job.procs_per_node, "auto", -1):
+        problem = f"{script.location(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
+        remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
+        yield warning("procs_per_node", problem, remedy)
 
 
 def _resume_option(job: JobSpec, script: Script) -> Iterator[Conflict]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpgen.adopt import source
-from ddpgen.adopt.arguments import option_values
 from ddpgen.adopt.calls import Script, constant, name_of, warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -17,7 +16,6 @@ from ddpgen.spec.rules import Conflict
 _DIVIDES = re.compile(
     rb"distributed|DataParallel|RANK|WORLD_SIZE|DDPGEN|SLURM|environ(?!\[[\"']|\.get\([\"'])|exec\(|subprocess|importlib|__import__|multiprocessing|socket"
 )
-_OTHER_GPU = re.compile(rb"environ|getenv|exec\(")
 _THIS_MACHINE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1)(:\d+)?")
 _TRAINERS = ("Trainer", "Fabric")
 # Functions that start processes, and their option for the number.
@@ -45,14 +43,6 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     yield from _counts_itself(job, script)
     if job.nodes > 1:
         yield from _meets_alone(job, script)
-        if job.on_gpus and all(machine.gpus < job.world_size for machine in job.machines):
-            yield from _gpu_of_another_node(job, script)
-    if (
-        job.procs_per_node > 1
-        and job.on_gpus
-        and source.is_closed(job, home, _OTHER_GPU, "torchvision", "tqdm")
-    ):
-        yield from _one_gpu(job, script)
 
 
 def _spawns(script: Script) -> Iterator[Conflict]:
@@ -86,14 +76,10 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
         size, strategy = keywords.get("world_size"), constant(keywords.get("strategy"))
         if call in script.at_times:
             continue
-        if name == "init_process_group" and isinstance(size, ast.Constant):
-            if one_group and not job.nodes.elastic and size.value != job.world_size:
-                problem = f"{location} waits for {ast.unparse(size)} processes, and the job has {job.world_size}"
-                yield warning(
-                    "train.script",
-                    problem,
-                    "leave init_method, world_size and rank out: torchrun sets them",
-                )
+        if name == "init_process_group" and one_group:
+            if problem := _group_fault(job, size, keywords.get("rank")):
+                remedy = "leave init_method, world_size and rank out: torchrun sets them"
+                yield warning("train.script", f"{location} {problem}", remedy)
         elif name in _TRAINERS and strategy in _SPAWNING and job.procs_per_node > 1:
             problem = (
                 f"{location}: {strategy} starts processes of its own in each process of the job"
@@ -104,31 +90,13 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
             yield warning("train.script", problem, "write DistributedDataParallel there")
 
 
-def _gpu_of_another_node(job: JobSpec, script: Script) -> Iterator[Conflict]:
-    """Yield the call that takes the GPU with the number of the global rank, which only the first node has."""
-    for call in script.calls:
-        if (
-            name_of(call.func) == "set_device"
-            and len(call.args) == 1
-            and call not in script.at_times
-        ):
-            value = script.value_of(call.args[0])
-            if _is_global_rank(value):
-                problem = f"{script.location(call)} takes GPU {ast.unparse(value)}, and only the first of {job.nodes} nodes has it"
-                yield warning("train.script", problem, 'write int(os.environ["LOCAL_RANK"]) there')
-                return
-
-
-def _is_global_rank(value: ast.expr) -> bool:
-    """True for dist.get_rank() and int(os.environ["RANK"])."""
-    match value:
-        case ast.Call(ast.Attribute(attr="get_rank"), [], []):
-            return True
-        case ast.Call(
-            ast.Name("int"), [ast.Subscript(ast.Attribute(attr="environ"), ast.Constant("RANK"))]
-        ):
-            return True
-    return False
+def _group_fault(job: JobSpec, size: ast.expr | None, rank: ast.expr | None) -> str:
+    """Return why a group of this size, and with this rank, is never complete; "" if it may be."""
+    if isinstance(size, ast.Constant) and not job.nodes.elastic and size.value != job.world_size:
+        return f"waits for {ast.unparse(size)} processes, and the job has {job.world_size}"
+    if isinstance(rank, ast.Constant) and isinstance(rank.value, int) and job.world_size > 1:
+        return f"gives all {job.world_size} processes the rank {rank.value}"
+    return ""
 
 
 def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
@@ -148,24 +116,5 @@ def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
         if _THIS_MACHINE.fullmatch(constant(value)):
             problem = f"{script.location(value)}: {constant(value)} is another place on each of {job.nodes} nodes"
             remedy = "leave it out: torchrun sets MASTER_ADDR, and init_process_group() reads it"
-            yield warning("train.script", problem, remedy)
-            return
-
-
-def _one_gpu(job: JobSpec, script: Script) -> Iterator[Conflict]:
-    """Yield the call with which all processes of a node take one GPU."""
-    given = option_values(job.train)
-    for call in script.calls:
-        if name_of(call.func) != "set_device" or len(call.args) != 1 or call in script.at_times:
-            continue
-        value: ast.expr | None = call.args[0]
-        if isinstance(value, ast.Attribute) and value.attr == "local_rank":
-            known = "local_rank" not in given and "local_rank" not in script.changed
-            value = script.defaults.get("local_rank") if known else None
-        if isinstance(value, ast.Constant) and value.value in (0, "cuda:0"):
-            problem = (
-                f"{script.location(call)}: all {job.procs_per_node} processes of a node take GPU 0"
-            )
-            remedy = 'write int(os.environ["LOCAL_RANK"]) there'
             yield warning("train.script", problem, remedy)
             return

@@ -18,6 +18,7 @@ from ddpgen.adopt import (
     commands,
     loops,
     decorated,
+    devices,
     lightning,
     outside,
     own_script,
@@ -82,6 +83,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     script = Script(path.name, parsed)
     yield from own_script.check(job, script, home)
     yield from processes.check(job, script, home)
+    yield from devices.check(job, script, home)
     yield from loops.check(job, script, home)
     yield from arguments.check(job, script, home)
     yield from trainer_settings.check(job, script)

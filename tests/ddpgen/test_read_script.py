@@ -881,6 +881,9 @@ _PARSES = f"import argparse\n{_STATE}p = argparse.ArgumentParser()\np.add_argume
 _GROUP = f"{_STATE}dist.init_process_group('gloo')\n"
 _ADDRESS = "os.environ['MASTER_ADDR'] = 'localhost'\n"
 _ON_GPUS = "nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2"
+_ON_ONE = "procs_per_node: 2\ngpus_per_node: 2"
+_WRAPS = f"{_STATE}from torch.nn.parallel import DistributedDataParallel as DDP\nloss.backward()\n"
+_DEVICE = f"import os\n{_STATE}gpu = torch.cuda.is_available()\n"
 # Fields of a job, its script, and the warning's field and words.
 PROCESSES = [
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
@@ -914,6 +917,26 @@ PROCESSES = [
     ("", "t = Trainer(precision='bf16-mixed')\n", "", ""),
     ("", "t = Trainer(accelerator='gpu')\n", "train.script", "t.py:1: accelerator='gpu', and the job has no GPUs"),
     ("", f"{_STATE}if torch.cuda.is_available(): f()\ndist.init_process_group('nccl')\n", "train.script", "t.py:4 asks for nccl"),
+    ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=2, rank=0)\n", "train.script", "t.py:3 gives all 2 processes the rank 0"),
+    ("nodes: 2", "t = Trainer(devices=count(), num_nodes=1)\n", "nodes", "t.py:1: num_nodes=1, and nodes is 2"),
+    ("procs_per_node: 2", f"{_WRAPS}m = DDP(m)\n", "train.script", "t.py:5 needs the group of processes"),
+    (_ON_ONE, f"{_DEVICE}d = torch.device('cuda:0') if gpu else torch.device('cpu')\nm.to(d)\n", "train.script", "t.py:5: all 2 processes"),
+    (_ON_ONE, f"{_DEVICE}m.cuda(0)\n", "train.script", "t.py:5: all 2 processes"),
+    (_ON_GPUS, f"{_DEVICE}r = dist.get_rank()\nl = r\nm.to(f'cuda:{{l}}' if gpu else 'cpu')\n", "train.script", "t.py:7 takes GPU dist.get_rank()"),
+    (_ON_GPUS, f"{_DEVICE}r = dist.get_rank()\nd = torch.device('cuda', r) if gpu else torch.device('cpu')\n", "train.script", "t.py:6 takes GPU dist.get_rank()"),
+    ("", f"{_DEVICE}d = torch.device('cuda')\nm.to(d)\n", "train.script", "t.py:6 asks for cuda"),
+    ("nodes: 2", "t = Trainer(devices=int(os.environ['WORLD_SIZE']), num_nodes=1)\n", "", ""),
+    ("procs_per_node: 2", f"{_WRAPS}if dist.is_initialized(): m = DDP(m)\n", "", ""),
+    ("procs_per_node: 2", f"{_WRAPS}import mine\nm = DDP(m)\n", "", ""),
+    (_ON_ONE, f"{_DEVICE}d = torch.device('cuda:0')\nm.to(d)\nx.to(rank)\n", "", ""),
+    (_ON_ONE, f"{_DEVICE}if alone: d = torch.device('cuda:0')\n", "", ""),
+    (_ON_ONE, f"{_DEVICE}os.environ['CUDA_VISIBLE_DEVICES'] = r\nm.cuda(0)\n", "", ""),
+    (_ON_ONE, f"{_DEVICE}m.cuda(1)\nm.cuda(0)\n", "", ""),
+    (_ON_GPUS, f"{_DEVICE}if nodes == 1: torch.cuda.set_device(dist.get_rank())\n", "", ""),
+    ("", f"{_DEVICE}d = torch.device('cuda')\nif not gpu: d = torch.device('cpu')\nm.to(d)\n", "", ""),
+    ("", f"{_DEVICE}d = torch.device('cuda')\nif gpu: m.to(d)\n", "", ""),
+    ("", f"{_DEVICE}def f():\n  if not gpu: return\n  m.to(d)\nd = torch.device('cuda')\nf()\n", "", ""),
+    ("", f"{_DEVICE}d = torch.device('cuda')\nif not torch.cuda.is_available(): raise SystemExit\nm.to(d)\n", "", ""),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=2, rank=r)\n", "", ""),
     ("nodes: 2", f"{_STATE}dist.init_process_group('gloo', world_size=-1)\ndist.init_process_group('gloo', world_size=n)\n", "", ""),
     ("nodes: 2..4", f"{_STATE}dist.init_process_group('gloo', world_size=8, rank=r)\n", "", ""),
