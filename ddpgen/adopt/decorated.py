@@ -44,7 +44,9 @@ def _of_hydra(job: JobSpec, script: Script) -> Iterator[Conflict]:
         if given.option and not any(name.startswith(given.option) for name in _OF_HYDRA):
             word = f"{given.option}={'true' if given.value is None else given.value}"
             problem = f"{script.name} is run by hydra, which has no option --{given.option}"
-            yield warning(given.field, problem, f"write args as a list of words: {word}")
+            own = given.option.replace("_", "-")
+            remedy = f"write args as a list of words: {word}"
+            yield warning(given.field, problem, f"write --{own}" if own in _OF_HYDRA else remedy)
             return
 
 

@@ -109,6 +109,7 @@ OTHERWISE = [
     (CLICK, "{epochs: 3}", "train.args", "wants learning-rate"),
     (CLICK, "{learning-rate: 1, amp: 1}", "train.args.amp", "takes no value"),
     (HYDRA, "{lr: 0.1}", "train.args.lr", "write args as a list of words: lr=0.1"),
+    (HYDRA, "[lr=1, --config_name=a]", "train.args[1]", "write --config-name"),
     (INLINE, "{learning_rate: 1}", "train.args.learning_rate", "is no float"),
     (INLINE, "{compile: true}", "train.args.compile", "args_style: equals"),
     (INLINE, "[--learning_rate, '0.1']", "train.args[0]", "as one word"),
