@@ -4,8 +4,8 @@
     sudo python benchmarks/checkpoint.py --hosts     on two hosts of the rig of tests/real, with a shared directory
     python benchmarks/checkpoint.py --cuda           on GPU 0 of this machine, with one process
 
-`--processes` is the number on each host. A model of two layers with AdamW, about 250 MB of state, is saved every 10
-steps; with --cuda, a gpt of 25M parameters in bf16, about 300 MB. The contenders take turns, a launch each. Two of them,
+`--processes` is the number on each host. The model is saved every 10 steps. It has two layers and AdamW, about 250 MB of
+state. With --cuda it is a gpt of 25M parameters in bf16, about 300 MB. The contenders take turns, a launch each. Two of them,
 a job of ddpgen and a loop written by hand, save nothing. Printed are medians over the blocks:
 
   lost      the time of 40 steps with 4 checkpoints, less the time of the same steps without, over 4

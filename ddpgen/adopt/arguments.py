@@ -109,7 +109,7 @@ def compare(
 ) -> Iterator[Conflict]:
     """Yield the faults of the arguments of the spec, if these are the options of the script.
 
-    `alone`: no file beside the script has more of them.
+    `alone`: the script reads no more of them from a file.
     """
     args, faults = train.args, list(_of_options(train, script, options))
     yield from faults

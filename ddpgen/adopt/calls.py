@@ -56,7 +56,7 @@ class Script:
 
     @functools.cached_property
     def on_condition(self) -> set[ast.AST]:
-        """The nodes of `at_times`, but for those of which the condition only is that there is a GPU."""
+        """The nodes of `at_times` without those whose only condition is a GPU."""
         return self.below(n for n in self._conditions if not self.asks_for_gpu(n))
 
     @property

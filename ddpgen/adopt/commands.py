@@ -127,8 +127,8 @@ def _file(job: JobSpec, home: Path) -> Iterator[Conflict]:
         path = posixpath.normpath(name)
         file = code.find(job.code, home, path).get(path)
         if file and _ends_as_on_windows(_text(file)):
-            problem = f"{name} ends its lines as on Windows, and bash takes that for a part of each last word"
-            yield warning("train.command", problem, _UNIX.format(path))
+            problem = f"{name} ends its lines as on Windows, and the shell takes that for a part of each last word"
+            yield warning("train.command", problem, _UNIX.format(shlex.quote(path)))
     script = _read_by_shell(job.train.command)
     here = script.endswith(".sh") and not script.startswith(("/", "~", "{"))
     if here:
@@ -200,7 +200,7 @@ def _first_line(program: str, file: Path) -> Iterator[Conflict]:
         remedy = "write the interpreter there, like #!/bin/bash, or in front in the command"
     elif interpreter and _ends_as_on_windows(head):
         problem = f"{program} cannot be started: its lines end as on Windows"
-        remedy = _UNIX.format(posixpath.normpath(program))
+        remedy = _UNIX.format(shlex.quote(posixpath.normpath(program)))
     if problem:
         yield warning("train.command", problem, remedy)
 

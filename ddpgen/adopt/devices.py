@@ -25,7 +25,7 @@ _MAKES_GROUP = re.compile(
 # Functions with which a script chooses a device.
 _CHOOSES = ("device", "set_device", "set_default_device", "to", "cuda")
 _LOCAL_RANK = 'int(os.environ["LOCAL_RANK"])'
-_MOST_NAMES = 5  # of which one is the value of the other
+_MOST_NAMES = 5  # each the value of the one before
 
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:

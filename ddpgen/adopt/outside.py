@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import numbered_words
 from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
-from ddpgen.adopt.packages import is_packaged
+from ddpgen.adopt.packages import always_imported, is_packaged
 from ddpgen.bundle import code
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
@@ -111,15 +111,20 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
         return
-    for name in sorted(imported(tree) - {""}):
-        for file in (f"{name}.py", f"{name}/__init__.py"):
-            if any(code.find(job.code, home, at) for at in (posixpath.join(folder, file), file)):
-                continue
-            is_near = _is_file(path.parent / file)
-            if is_near or (not is_packaged(name) and _is_file(home / file)):
-                place = "in its directory" if is_near else "beside the spec"
-                problem = f"{path.name} imports {name}, and {file} {place} is not in code ({', '.join(job.code)})"
-                yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
+    near = {
+        name: file
+        for name in imported(tree) - {""}
+        for file in (f"{name}.py", f"{name}/__init__.py")
+        if _is_file(path.parent / file)
+        and not any(code.find(job.code, home, at) for at in (posixpath.join(folder, file), file))
+    }
+    beside = {name: f"{name}.py" for name in _beside_spec(tree, job, home)}
+    for name, file in sorted((beside | near).items()):
+        place = "in its directory" if name in near else "beside the spec"
+        problem = (
+            f"{path.name} imports {name}, and {file} {place} is not in code ({', '.join(job.code)})"
+        )
+        yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
     script = Script(path.name, tree)
     constants = [constant(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     for call in filter(_reads_file, script.calls):
@@ -130,6 +135,24 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
         if sure and not elsewhere and _only_outside(name, job, home):
             problem = f"{path.name}:{call.lineno} opens {name}, which is not in code ({', '.join(job.code)})"
             yield Conflict(("code",), problem, "add it, or name the directory", fatal=False)
+
+
+def _beside_spec(tree: ast.Module, job: JobSpec, home: Path) -> Iterator[str]:
+    """Yield the modules that the script surely imports, if only a file beside the spec has this name."""
+    installable = any(_is_file(home / name) for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    if installable or (
+        "path" in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        and "sys" in imported(tree)
+    ):
+        return
+    travelling = {posixpath.basename(file) for file in code.find(job.code, home, ".")}
+    for _, name in always_imported(tree):
+        if (
+            f"{name}.py" not in travelling
+            and not is_packaged(name)
+            and _is_file(home / f"{name}.py")
+        ):
+            yield name
 
 
 def _reads_file(call: ast.Call) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpgen.adopt.calls import constant, name_of, warning
+from ddpgen.adopt.calls import Script, constant, name_of, warning
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import Train
 from ddpgen.spec.rules import Conflict
@@ -28,22 +28,41 @@ def check(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
         yield warning("train.workload", problem, remedy)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = [call for call in calls if name_of(call.func) == "Workload"]
-    if len(made) != 1 or any(keyword.arg is None for keyword in made[0].keywords):
+    starred = any(isinstance(each, ast.Starred) for call in made for each in call.args)
+    if len(made) != 1 or starred or any(keyword.arg is None for keyword in made[0].keywords):
         return
+    names = [
+        getattr(node, "name", getattr(node, "id", ""))
+        for node in ast.walk(tree)
+        if not _reads(node)
+    ]
+    once = {name: node for name, node in defined.items() if names.count(name) == 1}
     parts = {keyword.arg: keyword.value for keyword in made[0].keywords}
     for part in ("dataset", "eval_dataset"):
-        value = parts.get(part)
-        built = defined.get(name_of(value.func)) if isinstance(value, ast.Call) else None
-        if isinstance(built, ast.ClassDef) and _only_iterates(built):
-            problem = f"{path.name}:{built.lineno}: {built.name} has no [index], so the job could not resume at a position"
-            yield warning("train.workload", problem, "define __len__ and __getitem__ there")
-    metrics = defined.get(name_of(parts["metrics"])) if "metrics" in parts else None
-    if train.best and "finish" not in parts and len(made[0].args) <= 3:
-        known = _keys(metrics) if metrics else set() if "metrics" not in parts else None
-        if known is not None and train.best.metric not in known | {"loss"}:
-            problem = f"the workload in {path.name} has no metric {show(train.best.metric)}"
-            remedy = did_you_mean(train.best.metric, sorted({*known, "loss"}))
-            yield Conflict(("train.best.metric", "train.best"), problem, remedy, fatal=False)
+        match parts.get(part):
+            case ast.Call(ast.Name(name)) if _only_iterates(once.get(name)):
+                problem = f"{path.name}:{once[name].lineno}: {name} has no [index], so the job could not resume at a position"
+                yield warning("train.workload", problem, "define __len__ and __getitem__ there")
+    known: set[str] | None = None
+    match parts.get("metrics", ast.Constant(None)):
+        case ast.Name(name):
+            known = _keys(once.get(name))
+        case ast.Constant(None):
+            known = set()
+    ours = any(isinstance(n, ast.ImportFrom) and n.module == "train.workload" for n in tree.body)
+    may_change = Script("", tree).changed & {"metrics", "finish"} or "replace" in map(
+        name_of, (c.func for c in calls)
+    )
+    if train.best is None or known is None or "finish" in parts or may_change or not ours:
+        return
+    if len(made[0].args) <= 3 and train.best.metric not in known | {"loss"}:
+        problem = f"the workload in {path.name} has no metric {show(train.best.metric)}"
+        remedy = did_you_mean(train.best.metric, sorted({*known, "loss"}))
+        yield Conflict(("train.best.metric", "train.best"), problem, remedy, fatal=False)
+
+
+def _reads(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
 def _returns(function: ast.FunctionDef) -> Iterator[ast.Return]:
@@ -57,14 +76,16 @@ def _returns(function: ast.FunctionDef) -> Iterator[ast.Return]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _only_iterates(built: ast.ClassDef) -> bool:
+def _only_iterates(built: ast.AST | None) -> bool:
     """True for an IterableDataset that has no other way to its samples."""
-    methods = {node.name for node in built.body if isinstance(node, ast.FunctionDef)}
+    if not isinstance(built, ast.ClassDef):
+        return False
+    methods = {getattr(node, "name", getattr(node, "id", "")) for node in ast.walk(built)}
     is_iterable = [name_of(base) for base in built.bases] == ["IterableDataset"]
     return is_iterable and not methods & {"__getitem__", "batch", "__getattr__"}
 
 
-def _keys(function: ast.AST) -> set[str] | None:
+def _keys(function: ast.AST | None) -> set[str] | None:
     """Return the keys of the dict that a function returns; None if the source does not show all of them."""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None

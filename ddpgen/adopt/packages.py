@@ -75,7 +75,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     tree = source.parsed(path, "") if path else None
     if path is None or tree is None or isinstance(tree, Conflict):
         return
-    for line, name in _always_imported(tree):
+    for line, name in always_imported(tree):
         wanted = _OTHER_NAMES.get(name, name.replace("_", "-"))
         if wanted in _NEEDS.keys() - brought - {"torch"} and not _is_own(name, job, home):
             brought.add(wanted)
@@ -110,7 +110,7 @@ def _closure(packages: Iterable[str]) -> set[str]:
     return installed
 
 
-def _always_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def always_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and the first name of each module that a source imports under no condition."""
     for node in tree.body:
         if isinstance(node, ast.Import):

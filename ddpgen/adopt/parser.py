@@ -92,7 +92,7 @@ def known_options_of(script: Script) -> Options | None:
 
 
 def _drops_words(script: Script) -> bool:
-    """True if the script uses nothing but the options that parse_known_args() knows."""
+    """True if the script reads only the options that its parser has."""
     nodes = [*ast.walk(script.tree)]
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     read |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}

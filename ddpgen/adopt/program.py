@@ -10,16 +10,17 @@ import itertools
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from ddpgen.adopt import (
     arguments,
     commands,
-    loops,
     decorated,
     devices,
     lightning,
+    loops,
     outside,
     own_script,
     own_workload,
@@ -27,8 +28,8 @@ from ddpgen.adopt import (
     processes,
     shared_places,
     source,
-    trainer_settings,
     subcommands,
+    trainer_settings,
     workloads,
 )
 from ddpgen.adopt.calls import Script, warning
@@ -58,6 +59,11 @@ _OPTION = r"--?[A-Za-z][\w-]*"
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
+    with suppress(RecursionError):  # an expression too deep for ast's own functions is not judged
+        yield from _check(job, home)
+
+
+def _check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from workloads.check(job, home)
     yield from commands.check(job, home)
     yield from outside.check(job, home)

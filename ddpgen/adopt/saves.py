@@ -48,6 +48,8 @@ _PLACED_BY = frozenset(
 )
 # A directory that a source or a pattern does not show, or that is no part of the working directory.
 _UNSURE_PLACE = re.compile(r"[*?\[{~$]|^/|://")
+# Objects that hold no words of the command line.
+_OTHER_OWNER = re.compile("cfg|conf|self|hp")
 _MOST_NAMES = 5  # from which a path is made, one by the other
 _TRAINERS = ("Trainer", "Fabric")
 # Functions that give a file another name.
@@ -146,7 +148,9 @@ def _other_names(script: Script, job: JobSpec) -> Iterator[Conflict]:
     elsewhere = {posixpath.dirname(posixpath.normpath(each)) for each in patterns}
     if any(map(_UNSURE_PLACE.search, places | elsewhere)) or "chdir" in script.called:
         return
-    if saved and "." not in saved and places.isdisjoint(elsewhere):
+    # A pattern without a suffix may name a directory.
+    shown = all(posixpath.splitext(name)[1] for name in (*names, *wanted))
+    if shown and saved and "." not in saved and places.isdisjoint(elsewhere):
         problem = f"names another directory than that of {saved[0]}, which {script.name} saves"
         yield warning("train.resume.exists", problem, f"write {saved[0]}")
 
@@ -264,23 +268,36 @@ def _output_dir(call: ast.Call) -> ast.expr | None:
 
 def parts_of(path: ast.expr) -> list[ast.expr]:
     """Return the parts that a path is joined from. The first one is itself no joined path."""
-    match path:
-        case ast.Call(func=func, args=[first, *rest]) if name_of(func) in ("join", "Path"):
-            return [*parts_of(first), *rest]
-        case ast.BinOp(first, ast.Div() | ast.Add(), right):
-            return [*parts_of(first), right]
-        case ast.JoinedStr([first, *rest]):
-            inner = [v.value if isinstance(v, ast.FormattedValue) else v for v in (first, *rest)]
-            return [*parts_of(inner[0]), *inner[1:]]
-    return [path]
+    parts: list[ast.expr] = []
+    while True:
+        match path:
+            case ast.Call(func=func, args=[first, *rest]) if name_of(func) in ("join", "Path"):
+                parts = [*rest, *parts]
+            case ast.BinOp(first, ast.Div() | ast.Add(), right):
+                parts = [right, *parts]
+            case ast.JoinedStr([_, *_] as values):
+                inner = [v.value if isinstance(v, ast.FormattedValue) else v for v in values]
+                first, *rest = inner
+                parts = [*rest, *parts]
+            case _:
+                return [path, *parts]
+        path = first
 
 
 def _filled(path: ast.expr | None, name: str, script: Script, below: Mapping[str, str]) -> str:
-    """Return the name of a path with the argument in front filled in. `below`: the arguments and their values."""
-    first = parts_of(script.value_of(path))[0] if path else None
-    if isinstance(first, ast.Attribute) and first.attr in below:
-        return posixpath.join(below[first.attr], name.partition("/")[2]).rstrip("/")
-    return name
+    """Return the name of a path with the argument in front filled in; "" if the source does not show it.
+
+    `below`: the arguments and their values.
+    """
+    whole = script.value_of(path) if path else None
+    first = parts_of(whole)[0] if whole else None
+    if not isinstance(first, ast.Attribute) or first.attr not in below:
+        return name
+    if _OTHER_OWNER.match(name_of(first.value)):
+        return ""
+    if name.startswith("*/"):
+        return posixpath.join(below[first.attr], name[2:])
+    return below[first.attr] if whole is first else ""
 
 
 def saved_name(call: ast.Call, script: Script) -> str:
@@ -320,8 +337,10 @@ def _path_text(path: ast.expr, script: Script, followed: frozenset[str]) -> str:
             return _path_text(value, script, followed | {name}) if value else ""
         case ast.JoinedStr(values):
             return joined("", (v.value if isinstance(v, ast.FormattedValue) else v for v in values))
-        case ast.BinOp(ast.Name() | ast.Call() | ast.Attribute() as left, ast.Div(), right):
-            return joined("/", (left, right))
+        case ast.BinOp(ast.Name() | ast.Call() | ast.Attribute() as left, operator, right):
+            separators = {ast.Div: "/", ast.Add: ""}
+            separator = separators.get(type(operator))
+            return "" if separator is None else joined(separator, (left, right))
         case ast.Call(function, args) if name_of(function) in ("join", "Path"):
             return joined("/", args)
     return ""

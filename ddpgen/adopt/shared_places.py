@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import given_words, option_values
-from ddpgen.adopt.calls import Script, name_of, warning
+from ddpgen.adopt.calls import Script, constant, name_of, warning
 from ddpgen.adopt.saves import parts_of, saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 # A source with one of these may give each task or point a directory of its own.
 _APART = re.compile(
-    r"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate\b|now\(|today\(|strftime|subprocess|time\(|uuid"
+    rb"ARRAY|SLURM|DDPGEN|exec\(|getpid|\bdate\b|now\(|today\(|strftime|subprocess|time\(|uuid"
 )
 _ONE_AT_A_TIME = re.compile(r"(\d+)(-\1)?(%\d+)?|.*%1")
 
@@ -32,11 +33,8 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     tree = source.parsed(path, "") if path else None
     if path is None or not isinstance(tree, ast.Module):
         return
-    script, text = Script(path.name, tree), path.read_text(errors="replace")
-    for option, default in script.defaults.items():
-        if default is not None and option in option_values(job.train):
-            text = text.replace(ast.get_source_segment(text, default) or "", "", 1)
-    if _APART.search(text):
+    script = Script(path.name, tree)
+    if _APART.search(_without_defaults(path.read_bytes(), script, option_values(job.train).keys())):
         return
     shown = _saved_below(script)
     for field, option, value, _ in given_words(job.train):
@@ -49,6 +47,22 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
                 tasks, remedy = "points of the sweep", "have the script save to {checkpoint_dir}"
             problem = f"{value} is one place for all {tasks}, which take each other's checkpoints"
             yield warning(field, problem, f"{remedy}, which each has for itself")
+
+
+def _without_defaults(text: bytes, script: Script, options: Collection[str]) -> bytes:
+    """Return a source without the defaults of these options, which the job gives."""
+    spans: list[tuple[int, int]] = []
+    begins = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    for call in script.calls:
+        names = {constant(each).lstrip("-").replace("-", "_") for each in call.args}
+        for keyword in call.keywords if name_of(call.func) == "add_argument" else ():
+            value = keyword.value
+            if keyword.arg == "default" and names & set(options) and value.end_lineno:
+                begin = begins[value.lineno - 1] + value.col_offset
+                spans.append((begin, begins[value.end_lineno - 1] + (value.end_col_offset or 0)))
+    for begin, end in sorted(spans, reverse=True):
+        text = text[:begin] + text[end:]
+    return text
 
 
 def _saved_below(script: Script) -> set[str]:

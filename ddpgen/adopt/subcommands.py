@@ -144,7 +144,7 @@ def _owner(call: ast.expr, owners: Mapping[str, str]) -> str | None:
 
 
 def _exclusive(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
-    """Yield the arguments of which argparse takes one only, and the group of which it misses one."""
+    """Yield the second argument of a group that takes one, and a group that has to have one and has none."""
     words = [*given_words(train)]
     short = any(str(given.value).startswith("-") for given in words if not given.option)
     for names, required in _groups(script):

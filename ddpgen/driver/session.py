@@ -214,12 +214,16 @@ async def ask(
     """
     for attempt in range(_MAX_ATTEMPTS):
         try:
-            outcome = await run(ssh.command(host, keep=attempt == 0), text, timeout_s, line=line)
+            outcome = await run(ssh.command(host), text, timeout_s, line=line)
         except OSError as error:
             message = f"cannot start {ssh.words[0]}: {error.strerror}; install ssh, or name it in DDPGEN_SSH"
             raise Trouble(message) from None
         if outcome.code != SSH_FAILED or not is_transient(outcome.output):
             break
+        if attempt == 0:
+            alone = await run(ssh.command(host, keep=False), b"", timeout_s)
+            if alone.code == SSH_FAILED and not is_transient(alone.output):
+                return alone
         await asyncio.sleep(attempt + ssh.numbers[host.name] % 10 / 10)
     return outcome
 

@@ -69,6 +69,10 @@ _REMEDIES = (
         "is it switched on, and is `{login}` right?",
     ),
 )
+# The cause of a proxy's failure, in the words of the proxy's own ssh.
+_CAUSE = re.compile(
+    r"^ssh: |: Permission denied \(|^Host key verification failed|IDENTIFICATION HAS CHANGED"
+)
 # A jump host accepts about ten connections at a time and drops the others. A later try succeeds.
 _TRANSIENT = re.compile(
     r"kex_exchange_identification|ssh_exchange_identification|banner exchange|proxy dialer"
@@ -87,7 +91,7 @@ class Ssh:
     def command(self, host: PlannedHost, *, keep: bool = True) -> list[str]:
         """Log in and run the commands that come through the input.
 
-        keep: the connection outlives the command. If so, ssh discards the messages of a jump host or a ProxyCommand.
+        `keep`: the connection outlives the command. If so, ssh discards the messages of a jump host or a ProxyCommand.
         """
         return [*self._to(host, [], keep=keep), "bash -s"]
 
@@ -208,6 +212,5 @@ def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
 
 def is_transient(output: bytes) -> bool:
     """True if ssh failed perhaps because the host had too many connections at once."""
-    text = output.decode("utf-8", "replace")
-    has_cause = any(re.search(pattern, text) for pattern, _ in _REMEDIES[:-1])
-    return bool(_TRANSIENT.search(text)) and not has_cause
+    lines = _lines(output)
+    return any(map(_TRANSIENT.search, lines)) and not any(map(_CAUSE.search, lines))

@@ -53,6 +53,11 @@ _LINES = (
         "write source DIRECTORY/bin/activate, for an environment",
     ),
     (
+        re.compile(r"module\s+(load|add)\s[^;&|]*\s(source|export|module|conda|\.|cd)\s.*"),
+        "is one line, and module takes all of its words for modules",
+        "write a list with a line each; in a block write | and not >",
+    ),
+    (
         re.compile(r"alias\s.*"),
         "has no effect, because bash fills in an alias only at a terminal",
         "write a function, or the whole path of the program",

@@ -45,7 +45,7 @@ _SPECIAL = (
     ),
     (
         re.compile("node content"),
-        ("an entry is missing here, perhaps behind a # that begins a comment", "write it, or put the # in quotes"),
+        ("an entry is missing here", "write it; behind a space, # begins a comment"),
     ),
 )  # fmt: skip
 

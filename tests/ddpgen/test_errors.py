@@ -20,10 +20,10 @@ import pytest
 from ddpgen.adopt import (
     arguments,
     commands,
-    loops,
     decorated,
     devices,
     lightning,
+    loops,
     outside,
     own_script,
     own_workload,
@@ -33,8 +33,8 @@ from ddpgen.adopt import (
     saves,
     shared_places,
     source,
-    trainer_settings,
     subcommands,
+    trainer_settings,
     workloads,
 )
 from ddpgen.driver.wording import printable

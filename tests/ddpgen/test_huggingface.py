@@ -1,4 +1,4 @@
-"""What is told of a script that reads its settings with HfArgumentParser, or calls transformers' trainer."""
+"""The faults of a script that reads its settings with HfArgumentParser, or calls transformers' trainer."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ THERE = [
     "name: a\ncode: twice.py\ntrain: {script: twice.py}\n",
     "name: a\ncode: reads.py\ntrain: {script: reads.py, workdir: /work}\n",
     "name: a\ncode: others.py\ntrain: {script: others.py}\n",
+    "name: a\ncode: code\ntrain: {script: tries.py}\n",
+    "name: a\ncode: code\ntrain: {script: finds.py}\n",
     COMMAND.format("conf/none.yaml"),
     SCRIPT.format("args: {results: conf/a.yaml}"),
     SCRIPT.format("args: {save: conf/model.pt, log: conf/train.log}"),
@@ -67,6 +69,8 @@ def write(place: Path) -> None:
         (place / name).write_text("import inner, torch\n")
     (place / "beside.py").touch()
     (place / "code/near.py").write_text("import beside, inner, torch\n")
+    (place / "code/tries.py").write_text("try:\n    import beside\nexcept ImportError: pass\n")
+    (place / "code/finds.py").write_text("import sys\nsys.path.append(x)\nimport beside\n")
     (place / "conf/ds.json").touch()
     (place / "reads.py").write_text("exec(open('./conf/a.yaml').read())\n")
     (place / "twice.py").write_text(

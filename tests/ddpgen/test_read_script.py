@@ -417,6 +417,13 @@ PATTERN_PLACES = [
     ("{dir: /out}", "ckpt-*.pt", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
     ("{}", "ckpt-*.pt", "args.dir = f()\npath = f'{args.dir}/ckpt-{n}.pt'\n", ""),
     ("{}", "ckpt-*.pt", "os.chdir('runs')\npath = 'runs/ckpt-1.pt'\n", ""),
+    ("{}", "out/*.pt", "path = f'{args.dir}/ckpt-{n}.pth'\n", "write runs/ckpt-*.pth"),
+    ("{}", "runs", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
+    ("{}", "runs/done", "path = 'out/ckpt.pt'\n", ""),
+    ("{}", "runs/last.pt", "path = args.dir + '/last.pt'\n", ""),
+    ("{}", "last.pt", "path = args.dir + '/last.pt'\n", "write runs/last.pt"),
+    ("{}", "out/last.pt", "path = f'{args.dir}-{args.run}/last.pt'\n", ""),
+    ("{}", "out/last.pt", "path = f'{cfg.dir}/last.pt'\n", ""),
     ("{}", "'*/ckpt-*.pt'", "path = f'{args.dir}/ckpt-{n}.pt'\n", ""),
 ]
 
@@ -843,6 +850,11 @@ PLACES = [
         f"path)\npath = f'{{args.out}}/x.pt'\n{_OUT_OR_OURS}",
         "train.args.out",
     ),
+    (
+        f"args: {{out: /s, {_INDEX}}}",
+        "path)\npath = f'{args.out}/x.pt'\np.add_argument('--out', default=('x'\n'y'))\nq = f('DDPGEN'",
+        "",
+    ),
     (f"args: {{{_INDEX}}}", f"path)\npath = f'{{args.out}}/x.pt'\n{_OUT_OR_OURS}", ""),
     (f"args: {{output_dir: /s/out, {_INDEX}}}", "", ""),
     (f"workdir: /w, args: {{out: x, {_INDEX}}}", "", "train.workdir"),
@@ -1260,7 +1272,7 @@ FILES = [
     ("[./crlf.sh]", "./crlf.sh cannot be started: its lines end as on Windows"),
     (
         "[bash, ./crlf.sh]",
-        "./crlf.sh ends its lines as on Windows, and bash takes that for a part of each last word",
+        "./crlf.sh ends its lines as on Windows, and the shell takes that for a part of each last word",
     ),
     ("[./a.sh, ~/x, '${DATA}/x']", "is passed as it is written: no shell fills in ${DATA}"),
     ("[bash, -e, a.sh, $DATA]", "is passed as it is written: no shell fills in $DATA"),

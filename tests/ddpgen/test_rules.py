@@ -154,6 +154,7 @@ UNWISE = [
     ({"top": "python: {activate: conda activate x}"}, "6:20 python.activate", "login shell"),
     ({"procs": 3}, "3:17 procs_per_node", "evenly"),
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
+    ({"top": "checkpoint: {dir: a/ck}"}, "6:19 checkpoint.dir", "each render replaces"),
     ({"gpus": 2, "backend": "gloo"}, "4:10 backend", "memory of their hosts"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),
     ({"train": "momentum: 0.5"}, "12:13 train.momentum", "adamw"),
@@ -336,6 +337,7 @@ UNWISE = [
             ("~/v/bin/activate", "as a program"),
             ("conda install x", "nobody answers"),
             ("read -p name x", "nobody answers"),
+            ("module load cuda/12.4 source /x/activate", "for modules"),
             ("export RANK=0 A=1", "torchrun sets it"),
         )
     ),

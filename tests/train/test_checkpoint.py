@@ -18,7 +18,7 @@ import torch
 
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, SaveFailedError, best_interval
-from train.checkpoint.copies import PIECE_BYTES, Copies
+from train.checkpoint.copies import Copies
 from train.checkpoint.disk import newest_valid
 from train.run.config import Period
 from train.run.layout import MARKER, step_directory, steps_on_disk
@@ -230,7 +230,7 @@ def on_cpu() -> Copies:
 
 
 def test_a_copy_has_the_bytes_of_the_state_and_the_next_one_uses_its_memory() -> None:
-    large = torch.arange(PIECE_BYTES // 4 + 5, dtype=torch.float32)
+    large = torch.arange(100_005, dtype=torch.float32)
     tensors = [
         torch.randn(3, 5, 7).permute(2, 0, 1), large, torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 3),
         torch.randn(4).expand(3, 4), torch.ones(3, dtype=torch.bool), torch.arange(12)[::2], torch.randn(17),
@@ -253,6 +253,22 @@ def test_a_copy_has_the_bytes_of_the_state_and_the_next_one_uses_its_memory() ->
         (at, at + tensors[n].nbytes) for at, n in zip(places[0], (0, 1, 2, 5, 7), strict=True)
     )
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor whose class has a way of its own to be copied."""
+
+
+def test_tensors_of_other_kinds_are_copied_by_torch() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8)
+    wrapped = torch.ones(3).as_subclass(Wrapped)
+    copies = on_cpu()
+    for _ in range(2):
+        copied = copies.take([quantized, wrapped, torch.ones(2)])
+        assert torch.equal(copied[0].dequantize(), quantized.dequantize())
+        assert (type(copied[1]), copied[1].tolist()) == (Wrapped, [1, 1, 1])
+    grown = copies.take([torch.ones(100_000)])
+    assert grown[0].sum() == 100_000
 
 
 def test_tied_weights_are_copied_and_stored_once() -> None:

@@ -16,8 +16,6 @@ import torch
 
 from train.distributed.sharding import Collected
 
-# The least size of a piece of memory.
-PIECE_BYTES = 1 << 26
 # Every copy begins at a multiple of this, which suits every dtype.
 _ALIGNMENT = 64
 
@@ -27,8 +25,8 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         """`device`: the device of the state."""
-        self._pieces: list[mmap.mmap] = []
-        self._piece = self._begin = 0
+        self._memory = mmap.mmap(-1, _ALIGNMENT)
+        self._is_pinned, self._end = False, 0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._changed: torch.cuda.Event | None = None
 
@@ -39,7 +37,7 @@ class Copies:
 
     def take(self, tree: Any) -> Any:
         """Return a copy of nested dicts and lists. A GPU does not wait for the work that was queued after `follow`."""
-        self._piece = self._begin = 0
+        self._make_room(tree)
         if self._stream is None or self._changed is None:
             return _copy_tensors(tree, self._copy)
         self._stream.wait_event(self._changed)
@@ -48,34 +46,58 @@ class Copies:
         self._stream.synchronize()
         return copied
 
+    def _make_room(self, tree: Any) -> None:
+        """Have memory for the whole copy, and begin at its start."""
+        self._end = 0
+        _copy_tensors(tree, self._place)
+        if self._end > len(self._memory):
+            if self._is_pinned:
+                torch.cuda.cudart().cudaHostUnregister(_address(self._memory))
+            # The memory is shared with a child: after a fork, a GPU would go on to write to private memory of the child.
+            self._memory = mmap.mmap(-1, self._end)
+            self._is_pinned = self._stream is not None and _pin(self._memory, self._stream.device)
+        self._end = 0
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move the end behind a place for this tensor."""
+        if _is_plain(tensor):
+            self._end = -(-(self._end + tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        return tensor
+
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.numel() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        if not _is_plain(tensor):
             return tensor.to("cpu", copy=True)
-        piece, begin = self._room(tensor.nbytes)
-        flat = torch.frombuffer(piece, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        begin = self._end
+        self._place(tensor)
+        flat = torch.frombuffer(
+            self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin
+        )
         return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)
 
-    def _room(self, size: int) -> tuple[mmap.mmap, int]:
-        """Return the next place for `size` bytes: a piece and an offset."""
-        while self._piece < len(self._pieces):
-            begin, self._begin = self._begin, -(-(self._begin + size) // _ALIGNMENT) * _ALIGNMENT
-            if begin + size <= len(self._pieces[self._piece]):
-                return self._pieces[self._piece], begin
-            self._piece, self._begin = self._piece + 1, 0
-        # The memory is shared with a child: after a fork, a GPU would go on to write to private memory of the child.
-        self._pieces.append(mmap.mmap(-1, max(size, PIECE_BYTES)))
-        if self._stream is not None:
-            _pin(self._pieces[-1], self._stream.device)
-        return self._room(size)
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """True if the tensor's values are as many bytes as its numbers have, one behind the other."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and tensor.numel() > 0
+        and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    )
 
 
-def _pin(piece: mmap.mmap, device: torch.device) -> None:
-    """Let CUDA write to this memory directly. If CUDA cannot, a copy only takes longer."""
-    start = torch.frombuffer(piece, dtype=torch.uint8).data_ptr()
+def _address(memory: mmap.mmap) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+def _pin(memory: mmap.mmap, device: torch.device) -> bool:
+    """Let CUDA write to this memory directly. Returns false if CUDA cannot; then a copy only takes longer."""
     cudart = torch.cuda.cudart()
-    if cudart.cudaHostRegister(start, len(piece), 0) != cudart.cudaError.success:
-        with suppress(RuntimeError):
-            torch.zeros((), device=device)  # CUDA reports the failure again to the next kernel
+    if cudart.cudaHostRegister(_address(memory), len(memory), 0) == cudart.cudaError.success:
+        return True
+    with suppress(RuntimeError):
+        torch.zeros((), device=device)  # CUDA reports the failure again to the next kernel
+    return False
 
 
 def _copy_tensors(tree: Any, copy_one: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -50,6 +50,7 @@ class Profile:
         self._steps = range(step, step)
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
+        self._wait_for_gpu()
         self._before = self._clock.totals()
 
     def close(self) -> None:
@@ -58,6 +59,7 @@ class Profile:
         if profiler is None:
             return
         with doing("writing the profile"):
+            self._wait_for_gpu()
             step_s, exchange_s, data_s = self._clock.totals().mean_since(self._before)
             profiler.stop()
             operators = profiler.key_averages()
@@ -75,6 +77,11 @@ class Profile:
             rows = self._world.all_gather((step_s, compute_s, exchange_s, data_s))
         if self._world.rank == 0:
             say("\n".join([*self._table(rows), *self._top(operators)]))
+
+    def _wait_for_gpu(self) -> None:
+        """Wait until the clock counts all steps."""
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
 
     def _seconds(self, microseconds: Iterator[float]) -> float:
         return sum(microseconds) / 1e6 / len(self._steps)

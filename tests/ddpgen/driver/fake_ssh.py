@@ -20,7 +20,7 @@ TROUBLES = {
     "nameless": "ssh: Could not resolve hostname {}: Name or service not known",
     "off": "ssh: connect to host {} port 22: No route to host",
 }
-# A jump host is off. If the connection is to outlive the command, ssh discards the cause, as OpenSSH does.
+# A jump host is off. For a connection that outlives its command, ssh discards the cause, as OpenSSH does.
 JUMP = (
     "kex_exchange_identification: Connection closed by remote host\n"
     "Connection closed by UNKNOWN port 65535"
