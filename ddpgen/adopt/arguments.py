@@ -243,20 +243,20 @@ def _of_configurator(script: Script) -> tuple[bool, bool]:
     if "exec" in script.called and "configurator.py" in ast.unparse(script.called["exec"]):
         return True, True
     splits = same_type = False
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         match node:
             case ast.Assign([ast.Tuple([_, _])], ast.Call(ast.Attribute(attr="split"), [ast.Constant("="), *_])):  # fmt: skip
                 splits = splits or node not in script.at_times
             case ast.Assert(ast.Compare(ast.Call(ast.Name("type"), [ast.Name(name)]), [ast.Eq() | ast.Is()], [right])):  # fmt: skip
                 is_global = ast.unparse(right).startswith("type(globals()[")
                 same_type = is_global and _is_literal(name, script)
-    compared = (n.left for n in ast.walk(script.tree) if isinstance(n, ast.Compare))
+    compared = (n.left for n in script.nodes if isinstance(n, ast.Compare))
     return splits and "=" not in map(constant, compared), same_type
 
 
 def _is_literal(name: str, script: Script) -> bool:
     """True if the script gives the name only the value of literal_eval(), or of another name."""
-    values = [n.value for n in ast.walk(script.tree) if isinstance(n, ast.Assign) and name in map(name_of, n.targets)]  # fmt: skip
+    values = [n.value for n in script.nodes if isinstance(n, ast.Assign) and name in map(name_of, n.targets)]  # fmt: skip
     functions = {name_of(value.func) for value in values if isinstance(value, ast.Call)}
     return functions == {"literal_eval"} and all(isinstance(v, (ast.Call, ast.Name)) for v in values)  # fmt: skip
 

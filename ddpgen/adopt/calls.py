@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Iterable
 
 from ddpgen.spec.rules import Conflict
@@ -18,7 +19,8 @@ class Script:
 
     def __init__(self, name: str, tree: ast.Module) -> None:
         self.name, self.tree = name, tree
-        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.nodes = [*ast.walk(tree)]
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self.called = {name_of(call.func): call for call in reversed(self.calls)}
         self.assigned: dict[str, ast.expr] = {}
         for node in tree.body:
@@ -38,7 +40,7 @@ class Script:
         first = self.called.get("exec")
         if first is not None and "configurator.py" in ast.unparse(first):
             return min(first.lineno, self.called["globals"].lineno)
-        nodes = [*ast.walk(self.tree)]
+        nodes = [*self.nodes]
         words = any(isinstance(node, ast.Attribute) and node.attr == "argv" for node in nodes)
         sets = any(
             isinstance(node, ast.Subscript)
@@ -59,9 +61,9 @@ class Script:
         """The nodes of `at_times` without those whose only condition is a GPU."""
         return self.below(n for n in self._conditions if not self.asks_for_gpu(n))
 
-    @property
+    @functools.cached_property
     def _conditions(self) -> list[ast.If | ast.Try | ast.IfExp]:
-        nodes = (n for n in ast.walk(self.tree) if isinstance(n, (ast.If, ast.Try, ast.IfExp)))
+        nodes = (n for n in self.nodes if isinstance(n, (ast.If, ast.Try, ast.IfExp)))
         return [
             n for n in nodes if not (isinstance(n, ast.If) and "__name__" in ast.unparse(n.test))
         ]
@@ -74,7 +76,7 @@ class Script:
     def below(self, branches: Iterable[ast.AST]) -> set[ast.AST]:
         """Return the nodes of these branches, and those of the functions that are called in them."""
         below = {inner for branch in branches for inner in ast.walk(branch)}
-        functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
+        functions = [n for n in self.nodes if isinstance(n, ast.FunctionDef)]
         while True:
             called = {name_of(node.func) for node in below if isinstance(node, ast.Call)}
             more = [each for each in functions if each.name in called and each not in below]
@@ -82,27 +84,36 @@ class Script:
                 return below
             below |= {inner for each in more for inner in ast.walk(each)}
 
+    @functools.cached_property
+    def _bound(self) -> Counter[str]:
+        """How often each name gets a value. A parameter of a function counts as many."""
+        names = (n for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        parameters = {n.arg: 2 for n in self.nodes if isinstance(n, ast.arg)}
+        return Counter(name.id for name in names) + Counter(parameters)
+
+    @functools.cached_property
+    def _values(self) -> dict[str, ast.expr]:
+        """The first value of each name that an assignment gives to it alone."""
+        values: dict[str, ast.expr] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                values.setdefault(name_of(node.targets[0]), node.value)
+        return values
+
     def is_fixed(self, name: str) -> bool:
         """True if the script gives the name one value, and no function has a parameter of this name."""
-        nodes = [*ast.walk(self.tree)]
-        bound = [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]  # fmt: skip
-        return len(bound) == 1 and not any(isinstance(n, ast.arg) and n.arg == name for n in nodes)
+        return self._bound[name] == 1
 
     def value_of(self, node: ast.expr) -> ast.expr:
         """Return the one value that the script gives a name; the node itself if it is no such name."""
         if not isinstance(node, ast.Name) or not self.is_fixed(node.id):
             return node
-        values = [
-            each.value
-            for each in ast.walk(self.tree)
-            if isinstance(each, ast.Assign) and [*map(name_of, each.targets)] == [node.id]
-        ]
-        return values[0] if values else node
+        return self._values.get(node.id, node)
 
-    @property
+    @functools.cached_property
     def changed(self) -> set[str]:
         """The attributes that the script sets."""
-        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute))
+        nodes = (node for node in self.nodes if isinstance(node, ast.Attribute))
         return {node.attr for node in nodes if isinstance(node.ctx, ast.Store)}
 
     @property

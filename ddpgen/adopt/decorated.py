@@ -30,7 +30,7 @@ _UNUSUAL = {"cls", "callback", "flag_value", "prompt", "envvar", None}
 
 def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the options that the script does not have, and the values that it cannot take."""
-    modules, argv = imported(script.tree), (n for n in ast.walk(script.tree) if isinstance(n, ast.Attribute))  # fmt: skip
+    modules, argv = imported(script.tree), (n for n in script.nodes if isinstance(n, ast.Attribute))  # fmt: skip
     if "ArgumentParser" in script.called or any(node.attr == "argv" for node in argv):
         return
     if "click" in modules and (options := _options_of(script)):
@@ -52,7 +52,7 @@ def _of_hydra(job: JobSpec, script: Script) -> Iterator[Conflict]:
 
 def _decorators(script: Script) -> Iterator[tuple[ast.FunctionDef, ast.expr]]:
     """Yield each decorator of a function."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.FunctionDef):
             yield from ((node, decorator) for decorator in node.decorator_list)
 
@@ -100,7 +100,9 @@ def _option(keywords: Mapping[str | None, ast.expr], switches: bool) -> Option:
         flag=switches or bool({"is_flag", "count"} & on),
         read=number,
         choices=_choices(kind),
-        nargs=int(text_of(nargs)) if isinstance(nargs, ast.Constant) else None,
+        nargs=nargs.value
+        if isinstance(nargs, ast.Constant) and isinstance(nargs.value, int)
+        else None,
         single="multiple" not in on,
         required="required" in on and default is None,
     )

@@ -45,7 +45,7 @@ def _no_group(script: Script) -> Iterator[Conflict]:
     """Yield the call that needs the group of all processes, if nothing makes it."""
     wraps = {
         alias.asname or alias.name
-        for node in ast.walk(script.tree)
+        for node in script.nodes
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.name == "DistributedDataParallel"

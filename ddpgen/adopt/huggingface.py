@@ -191,9 +191,9 @@ def _may_read_others(script: Script) -> bool:
     if not reads or not bare or _READS_OTHERS & script.called.keys():
         return True
     files = [call for call in script.calls if name_of(call.func) in _FILE_READERS]
-    tests = [node.test for node in ast.walk(script.tree) if isinstance(node, ast.If)]
+    tests = [node.test for node in script.nodes if isinstance(node, ast.If)]
     usual = {node for part in (*files, *tests) for node in ast.walk(part) if _is_argv(node)}
-    if any(_is_argv(node) and node not in usual for node in ast.walk(script.tree)):
+    if any(_is_argv(node) and node not in usual for node in script.nodes):
         return True
     if not all(any(map(_is_argv, ast.walk(call))) for call in files):
         return True
@@ -215,7 +215,7 @@ def transformers_name(node: ast.expr, script: Script) -> str:
     names: dict[str, str] = {}
     modules: set[str] = set()
     others: set[str] = set()
-    for each in ast.walk(script.tree):
+    for each in script.nodes:
         if isinstance(each, ast.ImportFrom):
             ours = (each.module or "").partition(".")[0] == "transformers" and not each.level
             bound = {alias.asname or alias.name: alias.name for alias in each.names}
@@ -270,7 +270,7 @@ def _fields(
 def _classes(node: ast.expr, script: Script) -> list[ast.ClassDef]:
     """Return the classes of the script that have the name which `node` is."""
     wanted = node.id if isinstance(node, ast.Name) else ""
-    return [n for n in ast.walk(script.tree) if isinstance(n, ast.ClassDef) and n.name == wanted]
+    return [n for n in script.nodes if isinstance(n, ast.ClassDef) and n.name == wanted]
 
 
 def _expressions(node: ast.AST) -> list[ast.expr]:

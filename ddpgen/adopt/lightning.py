@@ -71,7 +71,7 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
     if not modules:
         return
     version = str(asdict(job))
-    names = {str(getattr(n, "name", getattr(n, "attr", ""))) for n in ast.walk(script.tree)}
+    names = {str(getattr(n, "name", getattr(n, "attr", ""))) for n in script.nodes}
     is_new = _VERSION_2.search(version) or "lightning" in modules
     if is_new and not _VERSION_1.search(version) and not any(map(_OLD.match, names)):
         yield from _settings(script)
@@ -93,7 +93,7 @@ def _settings(script: Script) -> Iterator[Conflict]:
 def _trainers(script: Script) -> set[str]:
     """Return the expressions that mean Lightning's Trainer, such as `L.Trainer`."""
     trainers: set[str] = set()
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
                 full, own = (
@@ -127,7 +127,7 @@ def _watched(script: Script) -> Iterator[Conflict]:
 
 def _logged(script: Script) -> set[str]:
     """Return the names that the script logs; none if it may log others, or trains a module of another file."""
-    classes = [node for node in ast.walk(script.tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in script.nodes if isinstance(node, ast.ClassDef)]
     if not imported(script.tree) <= _KNOWN_MODULES:
         return set()
     own = {c.name for c in classes if [*map(name_of, c.bases)] == ["LightningModule"]}

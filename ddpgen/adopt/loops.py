@@ -76,21 +76,24 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
 
 def _unsure(script: Script) -> set[ast.AST]:
     """Return the nodes below a condition, and those of functions that the script itself does not call."""
-    functions = [n for n in ast.walk(script.tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    functions = [n for n in script.nodes if isinstance(n, (ast.FunctionDef, ast.Lambda))]
     uncalled = (f for f in functions if getattr(f, "name", "") not in script.called)
     return script.at_times | {inner for each in uncalled for inner in ast.walk(each)}
 
 
 def _asks(script: Script) -> Iterator[Conflict]:
     """Yield the first call that waits for a keyboard."""
-    names = {getattr(node, "arg", getattr(node, "name", "")) for node in ast.walk(script.tree)}
-    bound = names | {n.id for n in ast.walk(script.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+    if not {"input", "breakpoint", "set_trace"} & script.called.keys():
+        return
+    unsure = _unsure(script)
+    names = {getattr(node, "arg", getattr(node, "name", "")) for node in script.nodes}
+    bound = names | {n.id for n in script.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
     if "isatty" in script.called:
         return
     for call in script.calls:
         name = name_of(call.func)
         is_plain = isinstance(call.func, ast.Name) and name in {"input", "breakpoint"} - bound
-        if (is_plain or name == "set_trace") and call not in _unsure(script):
+        if (is_plain or name == "set_trace") and call not in unsure:
             problem = (
                 f"{script.location(call)} waits for a keyboard, and no process of a job has one"
             )
@@ -100,7 +103,7 @@ def _asks(script: Script) -> Iterator[Conflict]:
 
 def _misspelt(script: Script) -> Iterator[Conflict]:
     """Yield the name that torch writes with other capital letters."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch."):
             for alias in node.names:
                 name = _TORCH_NAMES.get(alias.name.lower(), alias.name)
@@ -115,7 +118,7 @@ def _variables(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
         return
     given = {*job.env, *(secret.name for secret in job.secrets)}
     lines, unsure = "\n".join(job.python.activate), _unsure(script)
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         match node:
             case ast.Subscript(
                 ast.Attribute(ast.Name("os"), "environ"), ast.Constant(str(name)), ast.Load()
@@ -128,7 +131,7 @@ def _variables(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
 
 def _sets(script: Script, name: str) -> bool:
     """True if the script gives the variable a value, or asks if it has one."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         match node:
             case ast.Subscript(slice=ast.Constant(value), ctx=ast.Store()) if value == name:
                 return True
@@ -143,7 +146,7 @@ def _sets(script: Script, name: str) -> bool:
 
 def _waits_alone(script: Script) -> Iterator[Conflict]:
     """Yield the collective that only rank 0 calls, and the line at which the other ranks leave."""
-    conditions = [node for node in ast.walk(script.tree) if isinstance(node, ast.If)]
+    conditions = [node for node in script.nodes if isinstance(node, ast.If)]
     for condition in conditions if _collectives([script.tree]) else ():
         for call in _collectives(condition.body) if _is_of_first(condition) else ():
             name = name_of(call.func)
@@ -238,7 +241,7 @@ def _data(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
 
 def _one_order(job: JobSpec, script: Script, home: Path, sampler: ast.Call) -> Iterator[Conflict]:
     keywords = {keyword.arg: keyword.value for keyword in sampler.keywords}
-    loops = (node for node in ast.walk(script.tree) if isinstance(node, ast.For))
+    loops = (node for node in script.nodes if isinstance(node, ast.For))
     has_epochs = any("epoch" in ast.unparse(loop.target) for loop in loops)
     may_shuffle = len(sampler.args) <= 3 and not keywords.keys() & {"seed", None}
     shuffles = ast.unparse(keywords.get("shuffle", ast.Constant(True))) == "True"

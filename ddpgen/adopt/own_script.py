@@ -110,9 +110,7 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
             and not reads_settings_file(values)
         ):
             yield value, word, f"set train.args.{name}: {_CPU_WORDS[word]}"
-    names_gloo = any(
-        constant(n) == "gloo" for n in ast.walk(script.tree) if isinstance(n, ast.Constant)
-    )
+    names_gloo = any(constant(n) == "gloo" for n in script.nodes if isinstance(n, ast.Constant))
     asks_torch = "is_available" in script.called or "cpu" in values.values()
     for call in script.calls:
         function, option = name_of(call.func), ""
@@ -132,7 +130,7 @@ def _gpu_requests(script: Script, values: Mapping[str, str]) -> Iterator[tuple[a
 
 def _moves(script: Script, values: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield each call that moves something to a device that is a GPU under no condition, as `_gpu_requests` does."""
-    conditions = (n for n in ast.walk(script.tree) if isinstance(n, ast.If))
+    conditions = (n for n in script.nodes if isinstance(n, ast.If))
     asked = [
         each
         for each in conditions
@@ -160,7 +158,7 @@ def _may_use_cpu(script: Script, name: str) -> bool:
         isinstance(node, ast.Assign)
         and name in map(name_of, node.targets)
         and constant(node.value) in _CPU_WORDS.values()
-        for node in ast.walk(script.tree)
+        for node in script.nodes
     )
 
 
@@ -212,9 +210,7 @@ def _resume_option(job: JobSpec, script: Script) -> Iterator[Conflict]:
             or any(g is option for g in given)
         ):
             continue
-        asks = (
-            n for n in ast.walk(script.tree) if isinstance(n, ast.If) and _asks(n.test, attribute)
-        )
+        asks = (n for n in script.nodes if isinstance(n, ast.If) and _asks(n.test, attribute))
         if loads and loads <= script.below(node for branch in asks for node in branch.body):
             told, first = outline_of(script), min(loads, key=lambda call: call.lineno)
             problem = f"{script.location(first)} loads a checkpoint only with --{name}, which the job does not give"
@@ -270,7 +266,7 @@ def outline_of(script: Script) -> Outline:
 
 def _word_to_resume(script: Script, option: str) -> str:
     """Return the value of `option` with which the script goes on, as in `init_from == "resume"`; else ""."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Compare) and name_of(node.left) == option.replace("-", "_"):
             word = constant(node.comparators[0])
             if _RESUME_OPTION.search(word):

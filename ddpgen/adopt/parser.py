@@ -93,7 +93,7 @@ def known_options_of(script: Script) -> Options | None:
 
 def _drops_words(script: Script) -> bool:
     """True if the script reads only the options that its parser has."""
-    nodes = [*ast.walk(script.tree)]
+    nodes = [*script.nodes]
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     read |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     drops: list[ast.expr] = []
@@ -136,7 +136,7 @@ def is_handed_on(script: Script, parser: str = "ArgumentParser") -> bool:
     """True if a function gets the parser, or adds to it in another way than argparse's."""
     names = {
         name
-        for node in ast.walk(script.tree)
+        for node in script.nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         if name_of(node.value.func) == parser
         for name in map(name_of, node.targets)
@@ -162,7 +162,7 @@ def _options(arguments: Mapping[tuple[str, ...], Option], script: Script) -> Opt
         if option.required or (not names[0].startswith("-") and option.nargs is None):
             needed.append(own[0] if own else names[0])
     # A script that handles the words itself may take some away from argparse.
-    handled = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(script.tree))
+    handled = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in script.nodes)
     shown = not handled and all(option.known for option in arguments.values())
     return Options(long, tuple(needed), arguments if shown else {})
 

@@ -47,7 +47,7 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
 
 def _spawns(script: Script) -> Iterator[Conflict]:
     """Yield the call that starts several processes, unless the script knows of processes that a launcher starts."""
-    if any(constant(n) in _VARIABLES for n in ast.walk(script.tree) if isinstance(n, ast.Constant)):
+    if any(constant(n) in _VARIABLES for n in script.nodes if isinstance(n, ast.Constant)):
         return
     for call in script.calls:
         option = _STARTS.get(name_of(call.func))
@@ -67,7 +67,7 @@ def _spawns(script: Script) -> Iterator[Conflict]:
 
 def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the settings with which each process would start others, wait for others or take all GPUs."""
-    names = (getattr(n, part, "") for n in ast.walk(script.tree) for part in _NAMES)
+    names = (getattr(n, part, "") for n in script.nodes for part in _NAMES)
     alone = not _PARALLEL.search(" ".join(map(str, names)))
     one_group = [name_of(call.func) for call in script.calls].count("init_process_group") == 1
     for call in script.calls:
@@ -102,7 +102,7 @@ def _group_fault(job: JobSpec, size: ast.expr | None, rank: ast.expr | None) -> 
 def _meets_alone(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the address of the own machine, at which the processes of other nodes would wait."""
     places: list[ast.expr] = []
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         match node:
             case ast.Assign([ast.Subscript(value=of, slice=ast.Constant("MASTER_ADDR"))], value):
                 places += (

@@ -217,7 +217,7 @@ def _default_trainer(script: Script) -> ast.Call | None:
 
 def _is_of_lightning(trainer: ast.Call, script: Script) -> bool:
     """True if the script does not import the trainer's class from a module of its own."""
-    froms = [node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)]
+    froms = [node for node in script.nodes if isinstance(node, ast.ImportFrom)]
     return isinstance(trainer.func, ast.Attribute) or any(
         (node.module or "").partition(".")[0] in _LIGHTNING
         and "Trainer" in [alias.asname or alias.name for alias in node.names]
@@ -234,7 +234,7 @@ def _is_plain(part: ast.expr) -> bool:
 
 def trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, str]]:
     """Return the settings of transformers' trainer that the job's arguments give: the fields and values, by name."""
-    names = {name_of(node) for node in ast.walk(script.tree) if isinstance(node, ast.expr)}
+    names = {name_of(node) for node in script.nodes if isinstance(node, ast.expr)}
     if not (_SETTINGS_PARSERS & script.called.keys() and any(map(_SETTINGS.fullmatch, names))):
         return {}
     return {
@@ -245,7 +245,7 @@ def trainer_settings(script: Script, job: JobSpec) -> Mapping[str, tuple[str, st
 
 def _relative_places(job: JobSpec, script: Script) -> Mapping[str, str]:
     """Return the arguments of the parser that are surely relative paths, by name."""
-    words = {each.value for each in ast.walk(script.tree) if isinstance(each, ast.Constant)}
+    words = {each.value for each in script.nodes if isinstance(each, ast.Constant)}
     short = any(re.match("-[A-Za-z]", str(word)) for word in job.train.args)
     if "DDPGEN_CHECKPOINT_DIR" in words or short:
         return {}

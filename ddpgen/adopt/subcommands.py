@@ -86,7 +86,7 @@ def _of_words(train: Train, script: Script, commands: _Commands) -> Iterator[Con
 def _commands_of(script: Script) -> _Commands | None:
     """Return the sub-commands of the script; None if its source does not show which options belong to which."""
     adds = [c for c in script.calls if name_of(c.func) in ("add_argument", "add_parser")]
-    loops = (node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.While)))
+    loops = (node for node in script.nodes if isinstance(node, (ast.For, ast.While)))
     unclear = script.at_times | script.below(loops)
     parser, calls = the_parser(script), _calls_of(script)
     if parser is None or "parse_args" not in script.called or not unclear.isdisjoint(adds):
