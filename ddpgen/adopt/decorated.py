@@ -25,7 +25,7 @@ _NUMBERS: Mapping[str, type[int | float]] = {
     "FLOAT": float,
 }
 # Settings of an option by which click reads the words in another way, or finds a value elsewhere.
-_UNUSUAL = {"cls", "callback", "flag_value", "prompt", "envvar", None}
+_UNUSUAL = {"cls", "callback", "flag_value", "prompt", None}
 
 
 def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
@@ -104,7 +104,7 @@ def _option(keywords: Mapping[str | None, ast.expr], switches: bool) -> Option:
         if isinstance(nargs, ast.Constant) and isinstance(nargs.value, int)
         else None,
         single="multiple" not in on,
-        required="required" in on and default is None,
+        required="required" in on and default is None and "envvar" not in keywords,
     )
 
 

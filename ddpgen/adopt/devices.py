@@ -65,11 +65,14 @@ def _one_gpu(job: JobSpec, script: Script, knows_no_rank: bool) -> Iterator[Conf
     known = "local_rank" not in given and "local_rank" not in script.changed
     default = script.defaults.get("local_rank") if known else None
     first, others = [], False
+    functions = [node for node in script.nodes if isinstance(node, ast.FunctionDef)]
+    # The devices of these are chosen where the source calls torch.
+    own = {f.name for f in functions} | {n.arg for n in script.nodes if isinstance(n, ast.arg)}
     for call in script.calls:
         for value in _devices(call, script):
             if default and isinstance(value, ast.Attribute) and value.attr == "local_rank":
                 value = default
-            others = others or not _is_harmless(value)
+            others = others or not _is_harmless(value, own)
             if isinstance(value, ast.Constant) and str(value.value) in ("0", "cuda:0"):
                 first.append(call)
     for call in first:
@@ -82,9 +85,14 @@ def _one_gpu(job: JobSpec, script: Script, knows_no_rank: bool) -> Iterator[Conf
             return
 
 
-def _is_harmless(value: ast.expr) -> bool:
-    """True for a constant, the call of torch.device(), whose words are looked at apart, and a type of torch."""
+def _is_harmless(value: ast.expr, own: set[str]) -> bool:
+    """True for a constant, the call of torch.device(), whose words are looked at apart, and a type of torch.
+
+    `own`: the functions of the script, and their parameters.
+    """
     match value:
+        case ast.Name("device") | ast.Call(ast.Name()):
+            return name_of(getattr(value, "func", value)) in own | {"device"}
         case ast.Constant(number):
             return str(number) in ("0", "cuda:0", "cuda", "cpu", "True", "False")
         case ast.Call(ast.Attribute(ast.Name("torch"), "device") | ast.Name("device")):
@@ -96,6 +104,12 @@ def _is_harmless(value: ast.expr) -> bool:
 
 def _gpu_of_another_node(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the call that takes the GPU with the number of the global rank, which only the first node has."""
+    for node in script.nodes:
+        match node:
+            case ast.Assign([ast.Name("local_rank")], value) if _is_global_rank(value):
+                problem = f"{script.location(value)}: local_rank is {ast.unparse(value)}, the rank among all nodes"
+                yield warning("train.script", problem, f"write {_LOCAL_RANK} there")
+                return
     for call in sorted(script.calls, key=lambda call: call.lineno):
         for value in _devices(call, script) if call not in script.on_condition else ():
             if isinstance(value, ast.JoinedStr):

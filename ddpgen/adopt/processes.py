@@ -70,6 +70,7 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
     names = (getattr(n, part, "") for n in script.nodes for part in _NAMES)
     alone = not _PARALLEL.search(" ".join(map(str, names)))
     one_group = [name_of(call.func) for call in script.calls].count("init_process_group") == 1
+    yield from _counts_on_slurm(job, script)
     for call in script.calls:
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         name, location = name_of(call.func), script.location(call)
@@ -88,6 +89,21 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
         elif name == "DataParallel" and job.world_size > 1 and job.on_gpus and alone:
             problem = f"{location}: each of {job.world_size} processes trains alone on all GPUs of its machine"
             yield warning("train.script", problem, "write DistributedDataParallel there")
+
+
+def _counts_on_slurm(job: JobSpec, script: Script) -> Iterator[Conflict]:
+    """Yield the number of a task of Slurm in place of a rank, and a number of processes that the job does not have."""
+    words = {constant(n) for n in script.nodes if isinstance(n, ast.Constant)}
+    if "SLURM_PROCID" in words and job.procs_per_node > 1 and not words & {"RANK", "OMPI_COMM_WORLD_RANK"}:  # fmt: skip
+        problem = f"{script.name} reads SLURM_PROCID, and all processes of a node are in one task of Slurm"
+        yield warning("train.script", problem, "read RANK there, and LOCAL_RANK and WORLD_SIZE")
+    for node in script.nodes:
+        match node:
+            case ast.Assert(ast.Compare(ast.Call(function), [ast.Eq()], [ast.Constant(int(size))])) if (
+                name_of(function) == "get_world_size" and size != job.world_size and not job.nodes.elastic
+            ):  # fmt: skip
+                problem = f"{script.name}:{node.lineno} wants {size} processes, and the job has {job.world_size}"
+                yield warning("train.script", problem, "make them equal")
 
 
 def _group_fault(job: JobSpec, size: ast.expr | None, rank: ast.expr | None) -> str:

@@ -135,10 +135,6 @@ def _name(job: JobSpec) -> Iterator[Conflict]:
     if job.name in ("checkpoints", "logs"):
         problem = f"the bundle build/{job.name} would lie where jobs keep their {job.name}"
         yield _warning("name", problem, "call the job something else")
-    path = posixpath.normpath(job.checkpoint.path or "/")
-    if path.partition("/")[0] == job.name:
-        problem = f"{path} lies in the bundle build/{job.name}, which each render replaces"
-        yield _warning("checkpoint.dir", problem, "write a path that begins with another name")
 
 
 def _rendezvous(job: JobSpec) -> Iterator[Conflict]:

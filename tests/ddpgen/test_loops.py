@@ -31,6 +31,12 @@ ITERABLE = "class Data(IterableDataset):\n    def __iter__(self): ...\n{}def bui
 TOLD = [
     (SLURM, f"{TRAINS}name = input('run? ')\n", "t.py:6 waits for a keyboard"),
     (SLURM, f"{TRAINS}def f():\n    breakpoint()\nf()\n", "breakpoint() ends it"),
+    (SLURM, f"{TRAINS}def main():\n    if rank == 0 and input('go? ') != 'y':\n        raise SystemExit\nif __name__ == '__main__':\n    main()\n", "input() ends it"),
+    (SLURM, f"{TRAINS}if args.ask:\n    if input('go? ') != 'y':\n        raise SystemExit\n", ""),
+    (SLURM, f"{TRAINS}rank = int(os.environ['SLURM_PROCID'])\n", "t.py reads SLURM_PROCID"),
+    (SLURM, f"{TRAINS}rank = int(os.environ.get('RANK', os.environ['SLURM_PROCID']))\n", ""),
+    (SLURM, f"{TRAINS}assert dist.get_world_size() == 8\n", "t.py:6 wants 8 processes, and the job has 2"),
+    (SLURM, f"{TRAINS}assert dist.get_world_size() == 2\n", ""),
     (SLURM, f"{TRAINS}import pdb; pdb.set_trace()\n", "set_trace() ends it"),
     (SLURM, f"{TRAINS}def g(input): return input(3)\ng(f)\ndef unused(): breakpoint()\n", ""),
     (SLURM, f"{TRAINS}def ask():\n    if not sys.stdin.isatty(): return 1\n    return input()\nask()\n", ""),

@@ -899,6 +899,18 @@ _DEVICE = f"import os\n{_STATE}gpu = torch.cuda.is_available()\n"
 # Fields of a job, its script, and the warning's field and words.
 PROCESSES = [
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
+    ("nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2", f"{_STATE}local_rank = int(os.environ['RANK'])\n", "train.script", "t.py:3: local_rank is int("),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}local_rank = int(os.environ['RANK'])\n", "", ""),
+    (
+        "procs_per_node: 2\ngpus_per_node: 2",
+        f"{_STATE}def pick(n):\n  torch.cuda.set_device(0)\n  return torch.device('cuda', 0)\ndevice = pick(int(os.environ['LOCAL_RANK']))\nnet.to(device)\n",
+        "train.script", "t.py:4: all 2 processes",
+    ),
+    (
+        "procs_per_node: 2\ngpus_per_node: 2",
+        f"{_STATE}def pick(n):\n  torch.cuda.set_device(0)\n  return torch.device('cuda', n)\ndevice = pick(int(os.environ['LOCAL_RANK']))\nnet.to(device)\n",
+        "", "",
+    ),
     ("nodes: 2", _TRAINS, "train.script", "each of 2 processes trains alone"),
     ("procs_per_node: 4", f"{_STATE}mp.spawn(main, nprocs=4)\n", "train.script", "t.py:3 starts 4 processes"),
     ("procs_per_node: 4", f"{_STATE}notebook_launcher(main, num_processes=4)\n", "train.script", "t.py:3 starts 4 processes"),

@@ -154,7 +154,6 @@ UNWISE = [
     ({"top": "python: {activate: conda activate x}"}, "6:20 python.activate", "login shell"),
     ({"procs": 3}, "3:17 procs_per_node", "evenly"),
     ({"gpus": 4}, "5:16 gpus_per_node", "idle"),
-    ({"top": "checkpoint: {dir: a/ck}"}, "6:19 checkpoint.dir", "each render replaces"),
     ({"gpus": 2, "backend": "gloo"}, "4:10 backend", "memory of their hosts"),
     ({"top": "env: {DB_PASSWORD: correct-horse-battery}"}, "6:20 env.DB_PASSWORD", "secret"),
     ({"train": "momentum: 0.5"}, "12:13 train.momentum", "adamw"),
