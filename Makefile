@@ -71,10 +71,11 @@ lint: venv ## formatting and lint, as CI judges them
 types: venv ## the strict type check of ddpgen/ and train/
 	mypy
 
-gpu: venv ## what takes an NVIDIA GPU: the bits of every precision, kills, what a step costs; five minutes
-	python -m pytest tests/gpu
+gpu: venv ## what takes an NVIDIA GPU: the bits of every precision, kills, the cost of steps and checkpoints; ten minutes
+	python -m pytest -n 4 --dist load tests/gpu
 	@mkdir -p build/bench
 	python benchmarks/step.py --cuda --blocks 5 --json build/bench/gpu.json
+	python benchmarks/checkpoint.py --cuda --blocks 2 --json build/bench/gpu-checkpoint.json
 
 bench: venv ## the benchmarks against their baselines, interleaved; figures in build/bench/
 	@mkdir -p build/bench

@@ -7,12 +7,13 @@ better sentence changes one file.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -276,6 +277,23 @@ def makers(module: ModuleType) -> Iterator[range]:
                 yield range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
+def tracer(files: Mapping[str, ModuleType], ran: set[tuple[str, int]]) -> Callable[..., Any]:
+    """Return a trace function that adds the lines which run in the functions that make errors to `ran`."""
+    making = {(file, n) for file, module in files.items() for each in makers(module) for n in each}
+
+    @functools.cache
+    def makes(code: CodeType) -> bool:
+        return any((code.co_filename, line) in making for *_, line in code.co_lines())
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not makes(frame.f_code):
+            return None
+        ran.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    return trace
+
+
 def test_the_text_of_every_error(
     golden: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,15 +303,8 @@ def test_the_text_of_every_error(
     test_outside.write(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}
     ran: set[tuple[str, int]] = set()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
     text, before = "", sys.gettrace()
-    sys.settrace(trace)
+    sys.settrace(tracer(files, ran))
     try:
         for title, spec, script in (*((title, spec, "") for title, spec in SPECS), *SCRIPTS):
             for place in (tmp_path, tmp_path / "code"):
