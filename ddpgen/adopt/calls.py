@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ddpgen.spec.rules import Conflict
 
@@ -54,12 +55,12 @@ class Script:
     @functools.cached_property
     def at_times(self) -> set[ast.AST]:
         """The nodes below a condition, and those of functions that are called below one."""
-        return self.below(self._conditions)
+        return self.below(_branches(self._conditions))
 
     @functools.cached_property
     def on_condition(self) -> set[ast.AST]:
         """The nodes of `at_times` without those whose only condition is a GPU."""
-        return self.below(n for n in self._conditions if not self.asks_for_gpu(n))
+        return self.below(_branches(n for n in self._conditions if not self.asks_for_gpu(n)))
 
     @functools.cached_property
     def _conditions(self) -> list[ast.If | ast.Try | ast.IfExp]:
@@ -131,6 +132,13 @@ class Script:
         return f"{self.name}:{node.lineno}"
 
 
+def _branches(conditions: Iterable[ast.If | ast.Try | ast.IfExp]) -> Iterator[ast.AST]:
+    """Yield the parts that may not run. The test of a condition always runs."""
+    for node in conditions:
+        for part in (node.body, node.orelse) if isinstance(node, (ast.If, ast.IfExp)) else (node,):
+            yield from part if isinstance(part, list) else (part,)
+
+
 def imported(tree: ast.Module) -> set[str]:
     """Return the first names of the modules that a source imports; "" for a relative import."""
     names: set[str] = set()
@@ -140,6 +148,10 @@ def imported(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add("" if node.level else (node.module or "").partition(".")[0])
     return names
+
+
+# Modules that read no words of the command line, and save nothing by themselves.
+PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
 
 
 def constant(value: ast.expr | None) -> str:

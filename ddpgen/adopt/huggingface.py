@@ -168,10 +168,10 @@ def options_of(script: Script) -> Fields | None:
     classes = given[0].elts if isinstance(given[0], (ast.Tuple, ast.List)) else given
     fields: dict[str, Option] = {}
     for each in classes:
-        found = _fields(each, script)
-        if found is None:
+        of_class = _fields(each, script)
+        if of_class is None:
             return None
-        fields |= found
+        fields |= of_class
     long: dict[str, Option] = {}
     for name, option in fields.items():
         off = f"no_{name}"
@@ -217,10 +217,12 @@ def transformers_name(node: ast.expr, script: Script) -> str:
     others: set[str] = set()
     for each in script.nodes:
         if isinstance(each, ast.ImportFrom):
-            ours = (each.module or "").partition(".")[0] == "transformers" and not each.level
+            is_transformers = (each.module or "").partition(".")[
+                0
+            ] == "transformers" and not each.level
             bound = {alias.asname or alias.name: alias.name for alias in each.names}
-            names |= bound if ours else {}
-            others |= set() if ours else bound.keys()
+            names |= bound if is_transformers else {}
+            others |= set() if is_transformers else bound.keys()
         elif isinstance(each, ast.Import):
             modules |= {a.asname or a.name for a in each.names if a.name == "transformers"}
         elif isinstance(each, (ast.ClassDef, ast.FunctionDef)):

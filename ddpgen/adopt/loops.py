@@ -83,35 +83,22 @@ def _unsure(script: Script) -> set[ast.AST]:
 
 def _asks(script: Script) -> Iterator[Conflict]:
     """Yield the first call that waits for a keyboard."""
-    if not {"input", "breakpoint", "set_trace"} & script.called.keys():
+    if not {"input", "breakpoint", "set_trace"} & script.called.keys() or "isatty" in script.called:
         return
     unsure = _unsure(script)
-    # An If on its own always computes its condition.
-    alone = (n for n in _statements(script.tree) if isinstance(n, ast.If) and n.test in unsure)
-    asked = {inner for condition in alone for inner in ast.walk(condition.test)}
-    names = {getattr(node, "arg", getattr(node, "name", "")) for node in script.nodes}
-    bound = names | {n.id for n in script.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
-    if "isatty" in script.called:
-        return
+    bound = {getattr(node, "arg", getattr(node, "name", "")) for node in script.nodes}
+    bound |= {
+        n.id for n in script.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     for call in script.calls:
         name = name_of(call.func)
         is_plain = isinstance(call.func, ast.Name) and name in {"input", "breakpoint"} - bound
-        if (is_plain or name == "set_trace") and (call not in unsure or call in asked):
+        if (is_plain or name == "set_trace") and call not in unsure:
             problem = (
                 f"{script.location(call)} waits for a keyboard, and no process of a job has one"
             )
             yield warning("train.script", f"{problem}: {name}() ends it", "leave it out")
             return
-
-
-def _statements(tree: ast.Module) -> list[ast.stmt]:
-    """Return the statements of the module and of its functions that the module calls under no condition."""
-    main = [n for n in tree.body if isinstance(n, ast.If) and "__name__" in ast.unparse(n.test)]
-    top = [*tree.body, *(each for block in main for each in block.body)]
-    calls = (n.value for n in top if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call))
-    called = {name_of(call.func) for call in calls}
-    functions = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in called)
-    return [*top, *(each for function in functions for each in function.body)]
 
 
 def _misspelt(script: Script) -> Iterator[Conflict]:

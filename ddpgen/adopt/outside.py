@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpgen.adopt import source
 from ddpgen.adopt.arguments import numbered_words
 from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
-from ddpgen.adopt.packages import always_imported, is_packaged
+from ddpgen.adopt.packages import always_imported, is_own, is_packaged
 from ddpgen.bundle import code
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
@@ -138,20 +138,14 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _beside_spec(tree: ast.Module, job: JobSpec, home: Path) -> Iterator[str]:
-    """Yield the modules that the script surely imports, if only a file beside the spec has this name."""
-    installable = any(_is_file(home / name) for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-    if installable or (
-        "path" in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        and "sys" in imported(tree)
-    ):
+    """Yield the modules that the script surely imports, if `code` lacks them and a file beside the spec has the name."""
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    if "path" in attributes and "sys" in imported(tree):
         return
-    travelling = {posixpath.basename(file) for file in code.find(job.code, home, ".")}
+    if any(_is_file(home / name) for name in ("pyproject.toml", "setup.py", "setup.cfg")):
+        return
     for _, name in always_imported(tree):
-        if (
-            f"{name}.py" not in travelling
-            and not is_packaged(name)
-            and _is_file(home / f"{name}.py")
-        ):
+        if _is_file(home / f"{name}.py") and not (is_packaged(name) or is_own(name, job, home)):
             yield name
 
 

@@ -49,11 +49,13 @@ def check(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
             known = _keys(once.get(name))
         case ast.Constant(None):
             known = set()
-    ours = any(isinstance(n, ast.ImportFrom) and n.module == "train.workload" for n in tree.body)
+    imports_class = any(
+        isinstance(n, ast.ImportFrom) and n.module == "train.workload" for n in tree.body
+    )
     may_change = Script("", tree).changed & {"metrics", "finish"} or "replace" in map(
         name_of, (c.func for c in calls)
     )
-    if train.best is None or known is None or "finish" in parts or may_change or not ours:
+    if train.best is None or known is None or "finish" in parts or may_change or not imports_class:
         return
     if len(made[0].args) <= 3 and train.best.metric not in known | {"loss"}:
         problem = f"the workload in {path.name} has no metric {show(train.best.metric)}"
@@ -89,10 +91,10 @@ def _keys(function: ast.AST | None) -> set[str] | None:
     """Return the keys of the dict that a function returns; None if the source does not show all of them."""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
-    found: set[str] = set()
+    keys: set[str] = set()
     returns = list(_returns(function))
     for each in returns:
         if not isinstance(each.value, ast.Dict) or not all(map(constant, each.value.keys)):
             return None
-        found.update(map(constant, each.value.keys))
-    return found if returns else None
+        keys.update(map(constant, each.value.keys))
+    return keys if returns else None

@@ -77,7 +77,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         return
     for line, name in always_imported(tree):
         wanted = _OTHER_NAMES.get(name, name.replace("_", "-"))
-        if wanted in _NEEDS.keys() - brought - {"torch"} and not _is_own(name, job, home):
+        if wanted in _NEEDS.keys() - brought - {"torch"} and not is_own(name, job, home):
             brought.add(wanted)
             problem = f"{path.name}:{line} imports {name}, and no requirement installs {wanted}"
             yield Conflict(("requirements",), problem, f"add {wanted}==VERSION", fatal=False)
@@ -88,7 +88,7 @@ def is_packaged(module: str) -> bool:
     return module in {*sys.stdlib_module_names, *_OTHER_NAMES} or module.replace("_", "-") in _NEEDS
 
 
-def _is_own(name: str, job: JobSpec, home: Path) -> bool:
+def is_own(name: str, job: JobSpec, home: Path) -> bool:
     """True if a Python file of `code`, or a directory above one, has the name of the module."""
     try:
         files = code.find(job.code, home, ".")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ddpgen.adopt.calls import Script, imported, name_of, text_of
+from ddpgen.adopt.calls import PLAIN_MODULES, Script, imported, name_of, text_of
 
 # Actions of argparse that take no value.
 _FLAGS = (
@@ -18,8 +17,6 @@ _NARGS = (None, "?", "*", "+")  # or a number
 _ADDS = ("add_argument", "add_argument_group", "add_mutually_exclusive_group", "add_subparsers")
 # Modules with a parser that is called as argparse's is, and reads more.
 _OTHER_PARSERS = {"configargparse", "jsonargparse", "simple_parsing"}
-# Modules that read no words of the command line.
-_PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
 HELP: tuple[str, ...] = ("-h", "--help")
 
 
@@ -84,7 +81,7 @@ def known_options_of(script: Script) -> Options | None:
     parser = the_parser(script)
     if parser is None or {"parse_args", "add_subparsers"} & script.called.keys():
         return None
-    if not (_drops_words(script) and imported(script.tree) <= _PLAIN_MODULES):
+    if not (_drops_words(script) and imported(script.tree) <= PLAIN_MODULES):
         return None
     calls = [call for call in script.calls if name_of(call.func) == "add_argument"]
     options = of_calls(parser, calls, script)

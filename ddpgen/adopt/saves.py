@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
 from ddpgen.adopt.arguments import given_words, option_values
-from ddpgen.adopt.calls import Script, constant, imported, name_of, text_of, warning
+from ddpgen.adopt.calls import PLAIN_MODULES, Script, constant, imported, name_of, text_of, warning
 from ddpgen.bundle import code
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -57,8 +56,6 @@ _NAMES_ANEW = frozenset([
     "replace", "rename", "renames", "move", "symlink", "symlink_to", "link", "hardlink_to", "copy", "copy2", "copyfile",
     "copytree",
 ])  # fmt: skip
-# Modules that save nothing by themselves.
-_PLAIN_MODULES = {*sys.stdlib_module_names, "numpy", "torch", "torchvision", "tqdm"}
 
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
@@ -98,7 +95,7 @@ def _saves(script: Script, job: JobSpec, home: Path) -> Iterator[Conflict]:
             yield warning("train.script", problem, remedy)
     elif writes and resume.exists:
         yield from _other_names(script, job)
-    elif not _SAVE_CALLS & script.called.keys() and imports <= _PLAIN_MODULES:
+    elif not _SAVE_CALLS & script.called.keys() and imports <= PLAIN_MODULES:
         problem = f"{script.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield warning("train.script", problem, remedy)

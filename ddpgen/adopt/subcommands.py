@@ -144,7 +144,7 @@ def _owner(call: ast.expr, owners: Mapping[str, str]) -> str | None:
 
 
 def _exclusive(train: Train, script: Script, options: Options) -> Iterator[Conflict]:
-    """Yield the second argument of a group that takes one, and a group that has to have one and has none."""
+    """Yield a second argument of an exclusive group, and a required group without an argument."""
     words = [*given_words(train)]
     short = any(str(given.value).startswith("-") for given in words if not given.option)
     for names, required in _groups(script):

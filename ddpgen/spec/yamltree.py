@@ -353,7 +353,7 @@ def _syntax(
         problem = "this line is indented differently from the lines of its group"
         remedy = "indent all of them with the same number of spaces"
     else:
-        said = yaml_problem + (f" ({context})" if context else "")
-        unknown = (f"not YAML: {said}", "fix the syntax here or just above")
-        problem, remedy = next((w for form, w in _SPECIAL if form.search(said)), unknown)
+        complaint = yaml_problem + (f" ({context})" if context else "")
+        unknown = (f"not YAML: {complaint}", "fix the syntax here or just above")
+        problem, remedy = next((w for form, w in _SPECIAL if form.search(complaint)), unknown)
     return Finding(position, "", problem, remedy)

@@ -87,8 +87,8 @@ class Checkpointer:
         device: torch.device | None = None,
     ) -> None:
         """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store. `chain`: the
-        chain, whose state each checkpoint holds. A checkpoint's copy of the weights gives the chain a digest. `device`: of the state; None is the
-        CPU."""
+        chain, whose state each checkpoint holds. A checkpoint's copy of the weights gives the chain a digest. `device`: of
+        the state; None is the CPU."""
         self._copies = Copies(device or torch.device("cpu"))
         self._directory, self._fence, self._period, self._keep = directory, fence, period, keep
         self._manifest, self._remote, self._chain = manifest, remote, chain
