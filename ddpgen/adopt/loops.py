@@ -192,7 +192,7 @@ def _only_leaves(condition: ast.If) -> bool:
     ends = isinstance(last, ast.Return) and last.value is None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         ends = name_of(last.value.func) in ("exit", "_exit")
-    return ends and not condition.orelse and set(names) <= {"print", "destroy_process_group"}
+    return ends and set(names) <= {"print", "destroy_process_group"}
 
 
 def _is_of_first(condition: ast.If) -> bool:

@@ -128,6 +128,7 @@ OTHERWISE = [
     (f"import mine\n{KNOWN}", "{epoch_count: 3}", "", ""),
     (CLICK, "{learning-rate: 1, tag: [a, b], verbose: true, mode: fast, epochs: 3}", "", ""),
     (CLICK, "[-l, '1', --quiet, --amp]", "", ""),
+    (CLICK.replace("required=True", "required=True, envvar='LR'"), "{epochs: 3}", "", ""),
     (CLICK.replace("main()", "main(auto_envvar_prefix='A')"), "{epochs: 3}", "", ""),
     (CLICK.replace("@click.command()", "@click.group()"), "{x: 3}", "", ""),
     (CLICK.replace("@click.option(\"--amp", "@more\n@click.option(\"--amp"), "{x: 3}", "", ""),

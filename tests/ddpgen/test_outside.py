@@ -39,6 +39,7 @@ THERE = [
     "name: a\ncode: others.py\ntrain: {script: others.py}\n",
     "name: a\ncode: code\ntrain: {script: tries.py}\n",
     "name: a\ncode: code\ntrain: {script: finds.py}\n",
+    "name: a\ncode: code\ntrain: {script: packs.py}\n",
     COMMAND.format("conf/none.yaml"),
     SCRIPT.format("args: {results: conf/a.yaml}"),
     SCRIPT.format("args: {save: conf/model.pt, log: conf/train.log}"),
@@ -69,6 +70,8 @@ def write(place: Path) -> None:
         (place / name).write_text("import inner, torch\n")
     (place / "beside.py").touch()
     (place / "code/near.py").write_text("import beside, inner, torch\n")
+    (place / "yaml.py").touch()
+    (place / "code/packs.py").write_text("import yaml\n")
     (place / "code/tries.py").write_text("try:\n    import beside\nexcept ImportError: pass\n")
     (place / "code/finds.py").write_text("import sys\nsys.path.append(x)\nimport beside\n")
     (place / "conf/ds.json").touch()
@@ -103,3 +106,8 @@ def test_a_file_outside_of_code_does_not_travel(spec: str, field: str, word: str
 def test_a_file_in_code_or_on_the_hosts_is_there(spec: str) -> None:
     assert told(spec) == []
     assert not [finding for finding in findings(spec) if finding.fatal]
+
+
+def test_a_module_beside_the_spec_may_be_installed_with_its_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    assert told("name: a\ncode: code\ntrain: {script: near.py}\n") == []

@@ -855,6 +855,11 @@ PLACES = [
         "path)\npath = f'{args.out}/x.pt'\np.add_argument('--out', default=('x'\n'y'))\nq = f('DDPGEN'",
         "",
     ),
+    (
+        f"args: {{out: /s, {_INDEX}}}",
+        "path)\npath = f'{args.out}/x.pt'\np.add_argument('--id', default=os.environ['SLURM_JOB_ID']",
+        "",
+    ),
     (f"args: {{{_INDEX}}}", f"path)\npath = f'{{args.out}}/x.pt'\n{_OUT_OR_OURS}", ""),
     (f"args: {{output_dir: /s/out, {_INDEX}}}", "", ""),
     (f"workdir: /w, args: {{out: x, {_INDEX}}}", "", "train.workdir"),
@@ -899,6 +904,7 @@ _DEVICE = f"import os\n{_STATE}gpu = torch.cuda.is_available()\n"
 # Fields of a job, its script, and the warning's field and words.
 PROCESSES = [
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
+    ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}a = torch.device('cuda:0')\nnet.to(int(n))\n", "", ""),
     ("nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2", f"{_STATE}local_rank = int(os.environ['RANK'])\n", "train.script", "t.py:3: local_rank is int("),
     ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}local_rank = int(os.environ['RANK'])\n", "", ""),
     (

@@ -234,6 +234,7 @@ def test_a_copy_has_the_bytes_of_the_state_and_the_next_one_uses_its_memory() ->
     tensors = [
         torch.randn(3, 5, 7).permute(2, 0, 1), large, torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 3),
         torch.randn(4).expand(3, 4), torch.ones(3, dtype=torch.bool), torch.arange(12)[::2], torch.randn(17),
+        torch.ones(65, dtype=torch.bool), torch.randn(3),
     ]  # fmt: skip
     copies, places = on_cpu(), []
     for _ in range(2):
@@ -256,7 +257,12 @@ def test_a_copy_has_the_bytes_of_the_state_and_the_next_one_uses_its_memory() ->
 
 
 class Wrapped(torch.Tensor):
-    """A tensor whose class has a way of its own to be copied."""
+    """A tensor that, like a DTensor, is not copied into a plain one."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.Tensor.copy_
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def test_tensors_of_other_kinds_are_copied_by_torch() -> None:

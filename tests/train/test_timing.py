@@ -131,7 +131,8 @@ def test_a_rank_is_named_after_three_reports_and_once() -> None:
     assert [ranks.observe(1.0, [0.1, 0.5]) for _ in range(3)][2] == Slow(0, pytest.approx(0.4))
 
 
-def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reduction", ["tree", "allreduce"])
+def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path, reduction: str) -> None:
     run = workers.run(
         tmp_path,
         f"{PARTS}:slow_on_rank_1",
@@ -139,6 +140,7 @@ def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
         "--steps=5",
         "--log-every=1",
         "--micro-batch-size=2",
+        f"--reduction={reduction}",
     )
     assert run.codes == [0, 0], run.output
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
