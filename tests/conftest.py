@@ -6,6 +6,7 @@ nothing of what ddpgen or train do.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import select
@@ -54,6 +55,8 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, prin
 hypothesis.settings.register_profile("desk", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
+gc.disable()  # until the tests are collected
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -66,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden") and os.environ.get("CI"):
         raise pytest.UsageError("--update-golden: CI compares golden files, it never writes them")
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and 6,000 tests, which live to the end, out of each later collection of garbage."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
