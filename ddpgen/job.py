@@ -1,7 +1,4 @@
-"""A spec file → checked jobs → a bundle: the steps that every command shares.
-
-Owns their order and which facts about a render go into bundle.json. Prints nothing.
-"""
+"""A spec file → checked jobs → a bundle and its bundle.json: the steps that every command shares. Prints nothing."""
 
 from __future__ import annotations
 
@@ -87,6 +84,7 @@ def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
         *unwise.conflicts(job, reading.locate),
         *lock.check(job, reading.filename),
         *tier.check(job),
+        *tier.check_files(job, home),
     ]
     if job.preflight.ignore:
         from ddpgen import guide

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ddpgen.bundle import code
 from ddpgen.resources import resource
+from ddpgen.spec import unwise
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.places import path_fault
@@ -148,6 +149,10 @@ def _together(
         problem = f"is {values['classes']}, and MNIST has {_MNIST_CLASSES} classes"
         remedy = "write 10, or name pictures of your own in data_dir and sha256"
         yield Conflict(("train.args.classes",), problem, remedy)
+    if name == "toy" and values["batch_norm"] and job.train.micro_batch_size == 1:
+        problem = "needs two samples for a variance, and micro_batch_size is 1"
+        fields = ("train.args.batch_norm", "train.micro_batch_size")
+        yield Conflict(fields, problem, "write micro_batch_size: 2, or more")
     if name == "mnist":
         yield from _of_mnist(values["sha256"] or {})
     if name == "gpt":
@@ -177,6 +182,8 @@ def _of_gpt(values: Mapping[str, Any], job: JobSpec, home: Path) -> Iterator[Con
         problem = "is 0, which leaves nothing to evaluate for train.best"
         remedy = "write a number above 0, or take train.best out"
         yield Conflict(("train.args.holdout",), problem, remedy)
+    elif job.train.eval_every and not values["holdout"]:
+        yield unwise.no_effect("train.eval_every", "with holdout: 0")
     if values["width"] % values["heads"]:
         problem = f"{values['width']} (width) is not a multiple of {values['heads']} heads"
         nearest = max(1, values["width"] // values["heads"]) * values["heads"]

@@ -80,7 +80,14 @@ _LINES = (
         "leave it out",
     ),
 )
-# The same for lines of `activate`. A setup may end before the training, and prepare data by a launcher.
+# The same for lines of one field. A setup may end before the training, and prepare data by a launcher.
+_OF_SETUP = (
+    (
+        re.compile(r"exit\s+[1-9]\d*|false"),
+        "ends the setup with an error, and no training begins",
+        "leave it out",
+    ),
+)
 _OF_ACTIVATE = (
     (
         re.compile(r"exit(\s+\S+)?|exec\s+(?![0-9]*[&<>])\S.*"),
@@ -143,7 +150,7 @@ def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
     for fields, line in _each(field, entries):
         for pattern, problem, remedy in (
             *_LINES,
-            *(_OF_ACTIVATE if field == "python.activate" else ()),
+            *(_OF_ACTIVATE if field == "python.activate" else _OF_SETUP),
         ):
             if match := pattern.fullmatch(line):
                 yield Conflict(fields, problem, match.expand(remedy), fatal=False)

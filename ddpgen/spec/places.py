@@ -286,9 +286,13 @@ def bucket_fault(scheme: str, name: str) -> Refused | None:
             return Refused(problem, remedy)
     elif scheme in ("gs", "gcs"):
         fits = re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", name)
-        if not fits or re.search(r"\.[.-]|-\.|^goog|[^.]{64}", name) or _QUAD.fullmatch(name):
+        if (
+            not fits
+            or re.search(r"\.[.-]|-\.|^goog|google|[^.]{64}", name)
+            or _QUAD.fullmatch(name)
+        ):
             problem = f"{show(name)} cannot be the name of a bucket in Google Cloud Storage"
-            remedy = "write one of 3 to 63 small letters, digits, `.`, `_` and `-`"
+            remedy = "write one of 3 to 63 small letters, digits, `.`, `_` and `-`, without the word google"
             return Refused(problem, remedy)
     elif scheme in ("az", "abfs", "abfss", "azure"):
         container = name.partition("@")[0]

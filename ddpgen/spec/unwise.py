@@ -209,6 +209,11 @@ def _too_late(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterator[C
     if (job.checkpoint.every.steps or 0) > train.steps:
         problem = f"comes after the last of {train.steps} steps, so only the end is saved"
         yield _warning("checkpoint.every", problem, "write a smaller number")
+    if train.eval_every > train.steps and not train.best:
+        problem = f"comes after the last of {train.steps} steps, so only the end is evaluated"
+        yield _warning(
+            "train.eval_every", problem, "write a smaller number, or 0 for the end alone"
+        )
     if stop and train.steps > train.eval_every >= train.steps / stop.patience:
         problem = f"{stop.patience} evaluations after the first do not fit into {train.steps} steps"
         yield _warning("train.early_stop.patience", problem, "write a smaller number")

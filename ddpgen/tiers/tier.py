@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.tiers import plan
-from ddpgen.tiers.plan import Plan
+from ddpgen.tiers.plan import Plan, build_plan
 
 if TYPE_CHECKING:
     from ddpgen.monitor.places import Machine
@@ -85,9 +84,13 @@ class Tier(ABC, Generic[Job]):
         """Return the user's files that the tier's own fields name, relative to the spec or in `code`, and their fields."""
         return {}
 
+    def check_files(self, job: Job, home: Path) -> Iterable[Conflict]:
+        """Return a conflict for each fault in the content of files(). `home`: the spec's directory."""
+        return ()
+
     def plan(self, job: Job) -> Plan:
         """Return the values of the job's launch script, its supervisor's command among them."""
-        return plan.build_plan(job)
+        return build_plan(job)
 
     @abstractmethod
     def render(self, job: Job, renderer: Renderer) -> list[Artefact]:

@@ -59,7 +59,7 @@ from ddpgen.spec.merge import LAYERS
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.registry import TIERS
-from ddpgen.tiers.sky import machines, requirement
+from ddpgen.tiers.sky import machines, requirement, requirement_files
 from ddpgen.tiers.sky import render as sky
 from ddpgen.tiers.slurm import container, notation
 from ddpgen.tiers.slurm import render as slurm
@@ -74,6 +74,7 @@ from tests.ddpgen import (
     test_places,
     test_profiles,
     test_reader,
+    test_requirement_files,
     test_rules,
     test_sky,
     test_slurm,
@@ -110,6 +111,7 @@ MODULES = (
     program,
     reader,
     requirement,
+    requirement_files,
     rules,
     saves,
     shared_places,
@@ -156,6 +158,11 @@ SPECS: list[tuple[str, str | bytes]] = [
         if where
     ),
     *((spec, spec) for spec, *_ in test_outside.NOT_THERE),
+    *(
+        (f"requirements: {lines}", test_requirement_files.spec(lines))
+        for lines, problems in test_requirement_files.TOLD
+        if problems
+    ),
     ("name: logs", GPT.replace("name: gpt", "name: logs")),
     *((f"sky: {tier}", test_sky.on_sky(tier, top)) for tier, top, *_ in test_sky.REFUSED),
     *((f"sky: {tier}", test_sky.on_sky(tier)) for tier, *_ in test_sky.WARNED),
@@ -299,6 +306,7 @@ def test_the_text_of_every_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     test_profiles.alone(monkeypatch)
+    test_requirement_files.write(tmp_path)
     scripts.write_programs(tmp_path)
     test_outside.write(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}

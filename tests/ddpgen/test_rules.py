@@ -235,6 +235,8 @@ UNWISE = [
         "saves by itself",
     ),
     ({"train": "best: loss\n  eval_every: 100 steps"}, "13:15 train.eval_every", "choose from"),
+    ({"train": "eval_every: 101 steps"}, "12:15 train.eval_every", "only the end"),
+    ({"train": "eval_every: 5 steps\n  args: {holdout: 0}"}, "12:15 train.eval_every", "holdout"),
     (
         {
             "top": "targets: {hosts: {nodes: null, hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.1}]}}"

@@ -267,6 +267,19 @@ def test_a_bundle_keeps_the_extra_keys(bundle: Callable[..., Path]) -> None:
 
 
 REFUSED = [
+    *(
+        (f"{BUCKET}, image: 'docker:{image}'", "", "10:34 targets.sky.image", "no image")
+        for image in ("//a/b", "PyTorch/pytorch:2", "a//b", "a/B")
+    ),
+    (f"{BUCKET}, requirements: [./mine.whl]", "", "10:42 targets.sky.requirements[0]", "a wheel"),
+    (
+        f"{BUCKET}, requirements: ['a==1; python_version > 3.9']",
+        "",
+        "10:42 targets.sky.requirements[0]",
+        "no quotes",
+    ),
+    ("bucket: gs://my-google-data", "", "10:17 targets.sky.bucket", "cannot be the name"),
+    ("bucket: 'https://ab.blob.core.windows.net/c-1'", "", "10:17 targets.sky.bucket", "account"),
     ("bucket: s3://bbb, image: ami-01", "", "10:34 targets.sky.image", "infra"),
     (
         "bucket: s3://bbb, image: a/b:2, infra: [aws, '*']",
@@ -451,8 +464,8 @@ VALUES = [
         '|numpy==2.0 ; python_version < "3.12"|a==1 --hash=sha256:ab --hash=sha256:cd|a==1 # why|a[]|a==1+cu126'
         "|git+https://github.com/a/b@abc#egg=b|https://x/y.whl|file:///x/y.whl|-r FILE|-c FILE|--requirement=F"
         "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"
-        "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x.whl|x-1.whl[a]"
-        "|wheels/x.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < 3"
+        "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x-1-py3-none-any.whl|x-1-py3-none-any.whl[a]"
+        "|wheels/x-1-2-py3-none-any.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < '3'"
         '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
         "|--new-option x --pre|a; python_version < '3.13' # why|git+ssh://git@h/x.git|x @ ${URL}/x.whl|y @ file:x|a==1.0-rc.1|a==V2!1.0.POST1.dev0+Cu_1.a|a===2.x|--user-x"
         '|a;(python_version<"3.13" or os_name == "nt") and "linux" in sys_platform|a; "x" not in extra'),
@@ -516,14 +529,14 @@ def test_a_requirement_that_may_bring_torch_is_no_warning(line: str) -> None:
 
 
 def test_every_file_that_requirements_name_travels(run: Run, tmp_path: Path) -> None:
-    for name in ("own.txt", "more.txt", "x-1.whl"):
+    for name in ("own.txt", "more.txt", "x-1-py3-none-any.whl"):
         (tmp_path / name).touch()
-    lines = "['-rown.txt -c ./more.txt -r https://x/y.txt # why', './x-1.whl ; python_version > \"3\"', '# -r no.txt']"
+    lines = "['-rown.txt -c ./more.txt -r https://x/y.txt # why', './x-1-py3-none-any.whl ; python_version > \"3\"', '# -r no.txt']"
     (tmp_path / "job.yaml").write_text(on_sky(f"{BUCKET}, requirements: {lines}"))
     outcome = run("render", "job.yaml", "--target", "sky")
     assert (outcome.code, "requirements" in outcome.err) == (0, False)
     assert sorted(path.name for path in (tmp_path / "build/gpt/code").iterdir()) == [
-        "more.txt", "own.txt", "x-1.whl",
+        "more.txt", "own.txt", "x-1-py3-none-any.whl",
     ]  # fmt: skip
 
 
@@ -682,6 +695,15 @@ WARNED = [
         "spot",
     ),
     (f"{BUCKET}, infra: lambda", "10:34 targets.sky.infra", "spot: false"),
+    (f"{BUCKET}, infra: vast, nodes: 2", "10:47 targets.sky.nodes", "write nodes: 1"),
+    (f"{BUCKET}, infra: [k8s/x], disk_tier: high", "10:54 targets.sky.disk_tier", "leave it out"),
+    (
+        f"{BUCKET}, infra: azure, network_tier: best",
+        "10:55 targets.sky.network_tier",
+        "network tiers",
+    ),
+    (f"{BUCKET}, infra: oci, image: 'docker:a/b'", "10:46 targets.sky.image", "containers on oci"),
+    (f"{BUCKET}, infra: mithril, image: my-image", "10:50 targets.sky.image", "images of its own"),
     (
         f"{BUCKET}, preempted_every: 2h, train: {SCRIPT_INSTEAD}",
         "10:44 targets.sky.preempted_every",

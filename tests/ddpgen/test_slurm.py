@@ -173,6 +173,15 @@ REFUSED = [
     ("nodelist: 'n[1-2]'", "9:21 targets.slurm.nodelist", "nodes: 2"),
     ("nodelist: n2, exclude: 'n[1-2]'", "9:34 targets.slurm.exclude", "n2"),
     ("mem: 1G, extra: --mem-per-cpu=1G", "9:27 targets.slurm.extra", "not both"),
+    ("extra: [--mem-per-cpu=1G, --mem-per-gpu=1G]", "9:18 targets.slurm.extra", "not both"),
+    ("extra: --hint=fast", "9:18 targets.slurm.extra", "no value of --hint"),
+    ("extra: --distribution=diagonal", "9:18 targets.slurm.extra", "no value of --distribution"),
+    ("extra: --cpus-per-gpu=4", "9:18 targets.slurm.extra", "cpus_per_proc"),
+    (
+        "nodes: 2, gpus_per_node: 2, gpu_request: none, extra: --gpus=3",
+        "9:65 targets.slurm.extra",
+        "which need 4",
+    ),
     ("extra: --wait", "9:18 targets.slurm.extra", "end"),
     ("extra: --container=x", "9:18 targets.slurm.extra", "environment"),
     ("environment: {container: 'docker://'}", "9:36 targets.slurm.environment.container", "NAME"),
@@ -347,6 +356,17 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 WARNED = [
     ("mail_to: me@x.org, mail_on: [none, END]", "9:39 targets.slurm.mail_on", "no mail at all"),
     ("mail_to: me@x.org, mail_on: NONE", "", ""),
+    (
+        "environment: {container: {image: /x, mounts: ['/a:/d', '/b:/d:ro', '/b:/e']}}",
+        "9:66 targets.slurm.environment.container.mounts[1]",
+        "same target",
+    ),
+    ("time: 1h, step_time: 20min, write_time: 15min", "9:32 targets.slurm.step_time", "to train"),
+    ("time: 1h, step_time: 10min, write_time: 5min", "", ""),
+    ("extra: ['--hint=nomultithread', '--distribution=block:cyclic,NoPack']", "", ""),
+    ("nodes: 2, gpus_per_node: 2, gpu_request: none, extra: '--gpus=a100:4'", "", ""),
+    ("setup: ['make data', exit 1]", "9:32 targets.slurm.setup[1]", "no training begins"),
+    ("setup: ['make data || exit 1', exit 0]", "", ""),
     (
         "train: {script: /t.py, workdir: /Users/me/run, workload: null, steps: null, global_batch_size: null, micro_batch_size: null}",
         "9:43 targets.slurm.train.workdir",

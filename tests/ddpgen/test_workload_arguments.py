@@ -25,6 +25,10 @@ TOLD = [
     (with_args("sha256: {train-images-idx3-ubyte: ab}", "mnist"), "64 hexadecimal digits"),
     (with_args("heads: 3"), "width: 126"),
     (
+        with_args("batch_norm: true", "toy").replace("micro_batch_size: 4", "micro_batch_size: 1"),
+        "two samples",
+    ),
+    (
         with_args("holdout: 0").replace(
             "train:\n", "train:\n  best: loss\n  eval_every: 9 steps\n"
         ),

@@ -31,6 +31,7 @@ from sky.exceptions import NotSupportedError  # noqa: E402
 from sky.jobs.recovery_strategy import StrategyExecutor  # noqa: E402
 from sky.skylet import log_lib  # noqa: E402
 from sky.utils import annotations, dag_utils, schemas  # noqa: E402
+from sky.utils.registry import CLOUD_REGISTRY  # noqa: E402
 from yaml import YAMLError  # noqa: E402
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -78,6 +79,19 @@ def keys() -> dict[str, Any]:
         section: sorted(name for name in schema["properties"] if not name.startswith("_"))
         for section, schema in schema_of.items()
     }
+
+
+def without() -> dict[str, Any]:
+    """The clouds that lack each feature on every machine of theirs; those whose packages are missing say nothing."""
+    lacking: dict[str, list[str]] = {}
+    for cloud in CLOUD_REGISTRY.values():
+        try:
+            features = cloud._unsupported_features_for_resources(sky.Resources(), None)
+        except ImportError:
+            features = cloud._CLOUD_UNSUPPORTED_FEATURES
+        for feature in features:
+            lacking.setdefault(feature.name, []).append(cloud.canonical_name())
+    return lacking
 
 
 def described(task: sky.Task) -> dict[str, Any]:
@@ -151,6 +165,7 @@ _QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "load": load,
     "script": script,
     "keys": keys,
+    "without": without,
 }
 
 if __name__ == "__main__":

@@ -60,6 +60,10 @@ class SkyPilot:
         """The keys of a task file by section: "" for its top, and "resources"."""
         return self._ask("keys")
 
+    def without(self) -> dict[str, list[str]]:
+        """The clouds that lack each feature, by its name in CloudImplementationFeatures."""
+        return self._ask("without")
+
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.tiers.sky.extra import FREE, RESOURCES, SET, TOP, UNFIT
+from ddpgen.tiers.sky.machines import WITHOUT
 from tests.ddpgen import test_unusual
 from tests.sky import files
 from tests.sky.skypilot import RefusedError, SkyPilot
@@ -155,6 +156,27 @@ def test_it_takes_extra_keys_as_they_are_written(skypilot: SkyPilot, tmp_path: P
 @pytest.mark.parametrize("section", [TOP, RESOURCES])
 def test_the_recorded_keys_are_those_of_skypilot(skypilot: SkyPilot, section: str) -> None:
     assert sorted([*FREE[section], *SET[section], *UNFIT[section]]) == skypilot.keys()[section]
+
+
+FEATURES = {
+    "jobs of several machines": "MULTI_NODE",
+    "spot machines": "SPOT_INSTANCE",
+    "disk tiers": "CUSTOM_DISK_TIER",
+    "network tiers": "CUSTOM_NETWORK_TIER",
+    "images of containers": "DOCKER_IMAGE",
+    "images of its own": "IMAGE_ID",
+}
+ALIASES = {"digitalocean", "k8s"}
+# Kubernetes lacks these only in clusters of some kinds.
+SOME_CLUSTERS = {"spot machines": {"kubernetes", "ssh"}, "network tiers": {"kubernetes", "ssh"}}
+
+
+@pytest.mark.parametrize("feature", WITHOUT)
+def test_the_recorded_clouds_without_a_feature_are_those_of_skypilot(
+    skypilot: SkyPilot, feature: str
+) -> None:
+    found = {*skypilot.without()[FEATURES[feature]]} - SOME_CLUSTERS.get(feature, set())
+    assert WITHOUT[feature] - ALIASES == found
 
 
 GPU = {"use_spot": True}

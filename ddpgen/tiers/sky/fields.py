@@ -46,7 +46,8 @@ _CLOUDS = (
 )  # fmt: skip
 # [REGISTRY[:PORT]/]NAME[:TAG][@DIGEST], as docker takes it.
 _DOCKER = re.compile(
-    r"docker:([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
+    r"docker:((localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9.-]+(?=:))(:[0-9]+)?/)?"
+    r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
 )
 _BUCKET = Text(
     r"(s3|gs|r2|cos|oci|nebius|coreweave|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"

@@ -16,10 +16,24 @@ from ddpgen.tiers.sky import directives
 from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import may_bring_others, package
 
-# The clouds on which SkyPilot 0.14 never takes a spot machine.
-_WITHOUT_SPOT = {
-    "cudo", "digitalocean", "do", "fluidstack", "hyperbolic", "lambda", "paperspace", "scp", "seeweb",
-    "shadeform", "slurm", "vsphere", "yotta",
+# Feature of SkyPilot 0.14 → the clouds without it (sky/clouds/), which tests/sky compares with the installed SkyPilot.
+# A cluster of Kubernetes may have spot machines and network tiers.
+WITHOUT: Mapping[str, frozenset[str]] = {
+    name: frozenset(clouds.split())
+    for name, clouds in {
+        "jobs of several machines": "hyperbolic primeintellect runpod seeweb shadeform vast verda vsphere yotta",
+        "spot machines":
+            "cudo digitalocean do fluidstack hyperbolic lambda paperspace scp seeweb shadeform slurm vsphere yotta",
+        "disk tiers":
+            "cudo digitalocean do fluidstack hyperbolic ibm k8s kubernetes lambda mithril paperspace primeintellect"
+            " runpod scp seeweb shadeform ssh vast verda vsphere yotta",
+        "network tiers":
+            "azure cudo digitalocean do fluidstack hyperbolic lambda mithril nebius paperspace primeintellect runpod"
+            " scp seeweb shadeform vast verda vsphere yotta",
+        "images of containers": "cudo hyperbolic ibm oci primeintellect scp shadeform slurm verda vsphere",
+        "images of its own":
+            "cudo fluidstack hyperbolic lambda mithril paperspace primeintellect scp seeweb shadeform vsphere",
+    }.items()
 }  # fmt: skip
 # Cloud → the names and values of its labels in SkyPilot 0.14 (is_label_valid in sky/clouds/), and the same in words.
 _LABELS = {
@@ -127,9 +141,7 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.on_demand_fallback and not job.spot:
         problem = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), problem, "leave it out", False)
-    if job.infra and job.clouds <= _WITHOUT_SPOT and job.spot and not job.on_demand_fallback:
-        problem = f"SkyPilot gets no spot machine on {', '.join(sorted(job.clouds))}"
-        yield Conflict(("infra", "spot"), problem, "write spot: false", False)
+    yield from _without(job)
     if job.memory:
         mib = directives.memory_mib(job.memory)
         yield from unwise.memory("memory", job.memory, mib, job.procs_per_node, "16GB")
@@ -142,6 +154,24 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
         problem = f"{job.procs_per_node} processes share {job.cpus} CPUs of a machine"
         remedy = f'write "{job.procs_per_node}+", or start fewer processes'
         yield Conflict(("cpus", "procs_per_node"), problem, remedy, False)
+
+
+def _without(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each feature that no cloud of the job has in SkyPilot."""
+    image = job.image or ""
+    in_docker = image.startswith("docker:")
+    needed = {
+        "jobs of several machines": ("nodes", job.nodes != 1, "write nodes: 1"),
+        "spot machines": ("spot", job.spot and not job.on_demand_fallback, "write spot: false"),
+        "disk tiers": ("disk_tier", job.disk_tier not in (None, "best"), "leave it out"),
+        "network tiers": ("network_tier", job.network_tier == "best", "leave it out"),
+        "images of containers": ("image", in_docker, "leave it out"),
+        "images of its own": ("image", image and not in_docker, "leave it out"),
+    }
+    for feature, (field, is_needed, remedy) in needed.items():
+        if is_needed and job.infra and job.clouds <= WITHOUT[feature]:
+            problem = f"SkyPilot has no {feature} on {', '.join(sorted(job.clouds))}"
+            yield Conflict((field, "infra"), problem, f"{remedy}, or take another cloud", False)
 
 
 def _instance(job: SkyJob) -> Iterator[Conflict]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddpgen.render import Artefact, Renderer
+from ddpgen.spec.fields import show
 from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.places import bucket_fault
 from ddpgen.spec.rules import Conflict
@@ -114,6 +115,11 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
         "azure" if scheme == "https" else scheme, prefix if scheme == "https" else name
     ):
         yield Conflict(("bucket.url", "bucket"), fault.problem, fault.remedy)
+    account = rest.partition(".")[0]
+    if scheme == "https" and not 3 <= len(account) <= 24:
+        problem = f"{show(account)} cannot be the name of an account in Azure"
+        remedy = "write one of 3 to 24 small letters and digits"
+        yield Conflict(("bucket.url", "bucket"), problem, remedy)
     first = bucket.path.split("/")[1]
     if first in _SYSTEM or bucket.path == "/opt" or ".." in bucket.path.split("/"):
         problem = (

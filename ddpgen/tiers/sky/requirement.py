@@ -20,7 +20,7 @@ _PACKAGE = rf"{_NAME}{_EXTRAS}( *({_VERSIONS}|\( *{_VERSIONS} *\)))?"
 _URL = r"(git|hg|svn|bzr)\+(?![a-z]+:/*( |;|$))[^ ']+|(https?|file)://?[^ ']+"
 _ARCHIVE = r"[^ '\"$;:-][^ '\"$;:]*\.(whl|zip|tar\.(gz|bz2|xz))"
 _PATH = rf"{_ARCHIVE}|\.{{1,2}}|[A-Za-z0-9_.+-]*/[^ '\"$;]*"
-_VALUE = r"""([a-z_]+|[0-9.]+|'[^\0-\x1f'#]*'|"[^\0-\x1f"#]*")"""
+_VALUE = r"""([a-z_]+|'[^\0-\x1f'#]*'|"[^\0-\x1f"#]*")"""
 _COMPARED = rf"\(* *{_VALUE} *([=!<>~]=|===|[<>]|in |not +in ) *{_VALUE} *\)*"
 _MARKER = rf"( *; *{_COMPARED}( *(and|or)\b *{_COMPARED})*)?"
 # A word, with "" around its spaces.
@@ -56,6 +56,7 @@ _OTHER_NAMES = {
 # A version as PEP 440 writes it, with more freedom in the order of its parts.
 _PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
+_WHEEL = re.compile(r"(^|/)[^-/]+-[^-/]+(-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl$")
 # The text before a match is the requirement itself, without options, comment and marker.
 _END = re.compile(r"(^| )(-|#)|;")
 _READS_FILE = re.compile(
@@ -74,35 +75,50 @@ class Requirement(Text):
         super().__init__(line, "one line of a requirements file, like torch==2.13.0 or -r FILE")
 
     def parse(self, raw: Scalar) -> str:
-        if re.match(r"(python3? -m )?pip3? +install\b", raw.text):
-            raise Refused("is a command", "write what it installs alone, like torch==2.13.0")
-        if re.fullmatch(rf"{_NAME}{_EXTRAS} *[=@] *[0-9][^ =]*", raw.text):
-            problem = f"{show(raw.text)} has no == before its version"
-            raise Refused(problem, f"write {re.sub(' *[=@] *', '==', raw.text)}")
-        if address := re.search(r"(?:^|[ =@])((?:git|hg|svn|bzr)\+(?![a-z]+:|\$)[^ ]*)", raw.text):
-            remedy = "write one like git+ssh://git@HOST/OWNER/NAME.git"
-            raise Refused(f"{show(address[1])} is no URL", remedy)
-        text = super().parse(raw)
-        if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
-            problem = f"{option[1]} is for pip's command line alone"
-            raise Refused(problem, "leave it out; the environment is the job's own")
-        if (name := package(text)) in _OTHER_NAMES and "@" not in text:
-            problem = f"{show(name)} is no name of a package that pip installs"
-            remedy = (
-                f"write {_OTHER_NAMES[name]}"
-                if _OTHER_NAMES[name]
-                else "leave it out; image or setup brings it"
-            )
-            raise Refused(problem, remedy)
-        versions = _EXACT.findall(_END.split(text)[0])
-        for version in versions:
-            if not re.fullmatch(_PEP440, version, re.IGNORECASE):
-                remedy = "write one like ==2.13.0, or ==2.* for any that begins so"
-                raise Refused(f"{show(version)} is no version", remedy)
-        if len(set(versions)) > 1:
-            problem = f"{show(text)} asks for {' and '.join(versions[:2])} at once"
-            raise Refused(problem, "keep one of them")
-        return text
+        if refused := fault(raw.text):
+            raise refused
+        return super().parse(raw)
+
+
+def fault(text: str) -> Refused | None:
+    """Return the refusal of a line with a usual mistake, as pip itself would refuse it. `text`: the line."""
+    if re.match(r"(python3? -m )?pip3? +install\b", text):
+        return Refused("is a command", "write what it installs alone, like torch==2.13.0")
+    if re.fullmatch(rf"{_NAME}{_EXTRAS} *[=@] *[0-9][^ =]*", text):
+        problem = f"{show(text)} has no == before its version"
+        return Refused(problem, f"write {re.sub(' *[=@] *', '==', text)}")
+    if address := re.search(r"(?:^|[ =@])((?:git|hg|svn|bzr)\+(?![a-z]+:|\$)[^ ]*)", text):
+        remedy = "write one like git+ssh://git@HOST/OWNER/NAME.git"
+        return Refused(f"{show(address[1])} is no URL", remedy)
+    if version := re.search(r"; *[a-z_]+ *[=!<>~]+ *([0-9][0-9.]*)", text):
+        return Refused(f"{version[1]} in a marker has no quotes", f"write '{version[1]}' there")
+    if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
+        problem = f"{option[1]} is for pip's command line alone"
+        return Refused(problem, "leave it out; the environment is the job's own")
+    if (
+        wheel := re.match(r"([^ '\"$;:-][^ '\"$;:]*\.whl)(?=[ ;\[]|$)", text)
+    ) and not _WHEEL.search(wheel[1]):
+        problem = f"{show(wheel[1])} is no name of a wheel"
+        return Refused(problem, "write it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
+    return _package_fault(text)
+
+
+def _package_fault(text: str) -> Refused | None:
+    if (name := package(text)) in _OTHER_NAMES and "@" not in text:
+        problem = f"{show(name)} is no name of a package that pip installs"
+        known = _OTHER_NAMES[name]
+        return Refused(
+            problem, f"write {known}" if known else "leave it out; image or setup brings it"
+        )
+    versions = _EXACT.findall(_END.split(text)[0])
+    for version in versions:
+        if not re.fullmatch(_PEP440, version, re.IGNORECASE):
+            remedy = "write one like ==2.13.0, or ==2.* for any that begins so"
+            return Refused(f"{show(version)} is no version", remedy)
+    if len(set(versions)) > 1:
+        problem = f"{show(text)} asks for {' and '.join(versions[:2])} at once"
+        return Refused(problem, "keep one of them")
+    return None
 
 
 def package(requirement: str) -> str:
@@ -161,6 +177,17 @@ def may_bring_others(requirement: str) -> bool:
     """True if the requirement may install packages that it does not name, other than those that a named one needs."""
     option = re.match(r"-(?!r|e|-requirement|-editable)|#", requirement)
     return bool(files_of(requirement)) or not (package(requirement) or option)
+
+
+def lines_of(content: str) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line of a requirements file, and its text without a comment. A \\ continues a line."""
+    first, before = 0, ""
+    for number, line in enumerate(content.splitlines(), 1):
+        first, text = first if before else number, before + line
+        before = text[:-1] if text.endswith("\\") else ""
+        requirement = " ".join(re.sub(r"(^|\s)#.*", "", text).split())
+        if requirement and not before:
+            yield first, requirement
 
 
 def files_of(requirement: str) -> list[str]:

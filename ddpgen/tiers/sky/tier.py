@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan
-from ddpgen.tiers.sky import plan, render
+from ddpgen.tiers.sky import plan, render, requirement_files
 from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import files_of
 from ddpgen.tiers.tier import Tier
@@ -30,6 +31,9 @@ class Sky(Tier[SkyJob]):
             for file in files_of(line)
             if not file.startswith(("/", "~"))
         }
+
+    def check_files(self, job: SkyJob, home: Path) -> Iterable[Conflict]:
+        return requirement_files.check(job, self.files(job), home)
 
     def plan(self, job: SkyJob) -> Plan:
         return plan.plan(job)

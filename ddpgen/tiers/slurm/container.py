@@ -75,6 +75,7 @@ def check(container: Container) -> Iterator[Conflict]:
 
 
 def _mounts(container: Container, field: str) -> Iterator[Conflict]:
+    targets: dict[str, str] = {}
     for i, mount in enumerate(container.mounts):
         fields = (f"{field}[{i}]", field)
         source, *rest = mount.split(":")
@@ -85,6 +86,10 @@ def _mounts(container: Container, field: str) -> Iterator[Conflict]:
             yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
         elif container.runtime == "apptainer" and re.match(_RELATIVE, source) and "," not in mount:
             yield Conflict(fields, f"{show(mount)} {_IN_BUNDLE}", "write ~/path or /path")
+        target = (rest or [source])[0]
+        if (other := targets.setdefault(target, source)) != source and "," not in mount:
+            problem = f"{show(mount)} lies over {show(other)}, which has the same target"
+            yield Conflict(fields, problem, "give one of them another target", False)
 
 
 def _misfits(

@@ -23,6 +23,7 @@ WRITTEN_OPTIONS: Mapping[str, str] = {
     **{option: f"write {name}:" for option, name in DIRECTIVES.items()},
     "chdir": "leave it out: the job runs in its bundle",
     "container": "write environment: {container: IMAGE}",
+    "cpus-per-gpu": "write cpus_per_proc:",
     "cpus-per-task": "write cpus_per_proc:",
     "error": "leave it out, so that ddpgen logs shows all; --output=/PATH/%x-%j.log moves the log",
     "exclusive": "write exclusive: true",

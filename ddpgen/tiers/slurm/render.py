@@ -27,6 +27,14 @@ from ddpgen.tiers.slurm.notation import node_names
 
 # An option of srun that sbatch lacks → the remedy.
 _OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
+# Option of sbatch → its values (Slurm 25.05).
+_VALUES = {
+    "distribution": re.compile(
+        r"(\*|block|cyclic|arbitrary|plane(=\d+)?|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?",
+        re.IGNORECASE,
+    ),
+    "hint": re.compile("compute_bound|memory_bound|(no)?multithread|help", re.IGNORECASE),
+}
 # Options that ask for GPUs without a field. --gres has a rule of its own.
 _GPUS = re.compile(r"--gpus(?:-per-socket)?=(?!(?:.*:)?0$)|--tres-per-task=(?:.*,)?gres[:/]gpu\b")
 
@@ -65,23 +73,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         problem = "a sweep is an array of its own, with one task for each point"
         remedy = "leave array out; array_parallelism limits how many tasks run at once"
         yield Conflict(("array",), problem, remedy)
-    for i, option in enumerate(job.extra):
-        name, has_value, _ = option[2:].partition("=")
-        instead = directives.WRITTEN_OPTIONS.get(name)
-        if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
-            problem = f"--{name} is decided by ddpgen"
-            yield Conflict((f"extra[{i}]", "extra"), problem, instead)
-        elif instead is None and name not in SBATCH_OPTIONS:
-            close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
-            known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
-            problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
-            remedy = directives.WRITTEN_OPTIONS.get(close, _OF_SRUN.get(name, known))
-            yield Conflict((f"extra[{i}]", "extra"), problem, remedy, False)
-        if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
-            problem = f"sbatch takes --{name} or the memory of a node, not both"
-            yield Conflict(
-                (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
-            )
+    yield from _options(job)
     yield from _gres(job)
     yield from _gpus(job)
     yield from _output(job)
@@ -99,6 +91,37 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
     if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
         problem = "is asked for nowhere with gpu_request: none"
         yield Conflict(("gpu_type", "gpu_request"), problem, "leave one of them out")
+
+
+def _options(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield the options of `extra` that ddpgen writes itself, or that sbatch would refuse."""
+    for i, option in enumerate(job.extra):
+        name, has_value, value = option[2:].partition("=")
+        instead = directives.WRITTEN_OPTIONS.get(name)
+        if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
+            problem = f"--{name} is decided by ddpgen"
+            yield Conflict((f"extra[{i}]", "extra"), problem, instead)
+        elif instead is None and name not in SBATCH_OPTIONS:
+            close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
+            known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
+            problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
+            remedy = directives.WRITTEN_OPTIONS.get(close, _OF_SRUN.get(name, known))
+            yield Conflict((f"extra[{i}]", "extra"), problem, remedy, False)
+        if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
+            problem = f"sbatch takes --{name} or the memory of a node, not both"
+            yield Conflict(
+                (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
+            )
+        if name in _VALUES and not _VALUES[name].fullmatch(value):
+            problem, remedy = (
+                f"{show(value)} is no value of --{name}",
+                f"see sbatch(1) for --{name}",
+            )
+            yield Conflict((f"extra[{i}]", "extra"), problem, remedy)
+    memory = ("mem-per-cpu", "mem-per-gpu")
+    if all(directives.option_values(job, name) for name in memory):
+        problem = "sbatch takes one of --mem-per-cpu and --mem-per-gpu, not both"
+        yield Conflict(("extra",), problem, "leave one of them out")
 
 
 def _nodes(job: SlurmJob) -> Iterator[Conflict]:
@@ -136,6 +159,11 @@ def _gpus(job: SlurmJob) -> Iterator[Conflict]:
             problem = f"{option} asks for GPUs, and the job uses none"
             remedy = "write gpus_per_node: N and procs_per_node: N"
             yield Conflict((*fields, "gpus_per_node"), problem, remedy)
+        total = re.fullmatch(r"--gpus=(?:.*:)?(\d+)", option)
+        needed = (job.gpus_per_node or 0) * job.nodes.minimum
+        if job.gpus_per_node and total and int(total[1]) < needed:
+            problem = f"{option} is for all nodes together, which need {needed}"
+            yield Conflict(fields, problem, "leave it out: gpus_per_node asks for them")
         bound = environment.bound_gpus(option)
         if job.gpus_per_node and bound is not None and bound < job.procs_per_node:
             problem = f"{option} leaves the {job.procs_per_node} processes of a node {bound} GPU(s), because they are one task"
@@ -218,12 +246,13 @@ def _warning(job: SlurmJob) -> Iterator[Conflict]:
         yield Conflict(("train.stop.grace", "warning", "time"), problem, remedy, False)
     if job.time is None or warned >= job.time:
         return
-    if job.warning and job.warning > job.time / 2:
-        problem = f"{warned:g} s before the end leave each start {job.time - warned:g} s to train"
-        yield Conflict(("warning", "time"), problem, "write a shorter time, like 5min", False)
-    elif warned + directives.SLACK_S >= math.ceil(job.time / 60) * 60:  # Slurm rounds up to minutes
+    if warned + directives.SLACK_S >= math.ceil(job.time / 60) * 60:  # Slurm rounds up to minutes
         problem = f"Slurm may warn a minute early, which is at the start of {job.time:g} s"
         yield Conflict(("time", "warning"), problem, "write a longer time", False)
+    elif (job.warning or job.step_time or job.write_time) and warned > job.time / 2:
+        problem = f"{warned:g} s before the end leave each start {job.time - warned:g} s to train"
+        fields = ("warning", "step_time", "write_time", "time")
+        yield Conflict(fields, problem, "write a shorter time, like 5min", False)
 
 
 def _without_effect(job: SlurmJob) -> Iterator[Conflict]:

@@ -1,0 +1,72 @@
+"""The lines of the requirements files that a job has pip read on a new machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.conftest import GPT, findings
+
+FILES = {
+    "pinned.txt": "torch==2.13.0\nnumpy==2.2.6 \\\n  --hash=sha256:aa\n# a comment\n\n",
+    "single.txt": "torch==2.13.0\n\nnumpy \\\n  =2.2.6\n",
+    "floating.txt": "torch==2.13.0\nnumpy>=2  # newest\ntqdm\n",
+    "asks.txt": "torch==2.13.0\n-r base.txt\n-c /limits.txt\n",
+    "folder/asks.txt": "-r ../base.txt\n",
+    "asks-code.txt": "torch==2.13.0\n-r inner.txt\n",
+    "limited.txt": "-c limits.txt\ntorch\n",
+    "limits.txt": "torch==2.13.0\n",
+    "base.txt": "numpy==2.2.6\n",
+    "flags.txt": "--no-cache-dir\ntorch==2.13.0\n",
+    "code/inner.txt": "yaml==6.0\n",
+    "code/t.py": "",
+}
+# The requirements, and the problems.
+TOLD = [
+    ("-r pinned.txt", []),
+    ("-r single.txt", ['single.txt:3: "numpy =2.2.6" has no == before its version']),
+    ("-r floating.txt", ["floating.txt:2: numpy>=2 is another version next month"]),
+    ("[-r floating.txt, -c limits.txt]", []),
+    ("-r limited.txt", ["limited.txt:1: limits.txt does not travel with limited.txt"]),
+    ("[-r limited.txt, -c limits.txt]", []),
+    ("-r asks.txt", ["asks.txt:2: base.txt does not travel with asks.txt"]),
+    ("-r folder/asks.txt", ["folder/asks.txt:1: base.txt does not travel"]),
+    ("[-r asks.txt, -r base.txt]", []),
+    ("-r asks-code.txt", []),
+    ("-r inner.txt", ['inner.txt:1: "yaml" is no name of a package']),
+    ("-r flags.txt", ["flags.txt:1: --no-cache-dir is for pip's command line alone"]),
+]
+
+
+def spec(requirements: str) -> str:
+    sky = f"{{bucket: s3://bbb, requirements: {requirements}}}"
+    return f"{GPT}code: code\ntargets: {{sky: {sky}}}\n"
+
+
+def write(place: Path) -> None:
+    for name, text in FILES.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+
+
+@pytest.mark.parametrize(("requirements", "problems"), TOLD)
+def test_what_pip_would_refuse_in_a_file_is_named(
+    requirements: str, problems: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    found = [each for each in findings(spec(requirements)) if "requirements" in each.path]
+    assert len(found) == len(problems), found
+    for each, words in zip(found, problems, strict=True):
+        assert words in each.problem
+        assert not each.fatal
+
+
+def test_a_file_that_is_no_text_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    (tmp_path / "pinned.txt").write_bytes(b"\xff\xfe=\x00")
+    assert not [each for each in findings(spec("-r pinned.txt")) if ".txt" in each.problem]
