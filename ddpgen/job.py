@@ -78,7 +78,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
 def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
     tier, job = TIERS[reading.tier], reading.job
     conflicts = [
-        *code.check(job, home, tier.files(job)),
+        *code.check(job, home, tier.files(job, home)),
         *program.check(job, home),
         *lines.check(job),
         *unwise.conflicts(job, reading.locate),
@@ -168,8 +168,8 @@ def write_bundle(
         items.append(write.Item(sweep.FILE, points.encode()))
     if any(job.locked for job in jobs):
         items.append(write.Item(command.LOCK, file=lock.path(readings[tiers[0]].filename)))
-    paths = dict.fromkeys(path for job in jobs for path in job.code)
-    paths |= dict.fromkeys(path for tier in tiers for path in TIERS[tier].files(readings[tier].job))
+    named = [(*j.code, *TIERS[tier].files(j, home)) for tier, j in zip(tiers, jobs, strict=True)]
+    paths = dict.fromkeys(path for each in named for path in each)
     facts = {
         "ddpgen": __version__,
         "layers": readings[tiers[0]].whole.record,
@@ -195,7 +195,7 @@ def _gather(
     owners: dict[str, Reading] = {}
     warnings, visited = [], set()
     for reading in readings:
-        extra = TIERS[reading.tier].files(reading.job)
+        extra = TIERS[reading.tier].files(reading.job, home)
         if (reading.job.code, *extra) in visited:
             continue
         visited.add((reading.job.code, *extra))

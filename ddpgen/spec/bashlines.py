@@ -33,9 +33,14 @@ _LINES = (
         "write export NAME=VALUE",
     ),
     (
-        re.compile(r"setenv\s+\w+.*"),
-        "is for csh, and bash has no setenv",
+        re.compile(r"setenv\s+\w+.*|set\s+[A-Za-z_]\w*\s*=.*"),
+        "is for csh, and sets no variable in bash",
         "write export NAME=VALUE",
+    ),
+    (
+        re.compile(r"(?:(?:source|\.|call)\s+)?[\w.:~-]*(?:\\[\w.-]+)+"),
+        "has a path with backslashes, which bash takes away",
+        "write / between its parts",
     ),
     (
         re.compile(
@@ -181,9 +186,14 @@ def _exports(job: JobSpec) -> Iterator[Conflict]:
             if name in TORCHRUN_VARIABLES:
                 problem = f"{name} has no effect here, because torchrun sets it for each process"
                 yield Conflict(fields, problem, "leave it out", fatal=False)
-            hidden = len(list(filter(None, value.split(",")))) < gpus
+            hidden = shown(value) < gpus
             if name in HIDING and hidden and "$" not in value:
                 yield Conflict(fields, *HIDES_GPUS, fatal=False)
+
+
+def shown(devices: str) -> int:
+    """Return how many GPUs a list like 0,1 shows. A negative number hides those behind it, too."""
+    return len(list(filter(None, re.split(r",?\s*-\d", devices)[0].split(","))))
 
 
 def _lost(setup: Sequence[str]) -> Iterator[Conflict]:

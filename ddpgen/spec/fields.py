@@ -253,7 +253,7 @@ class Nodes(WholeNumber):
             super(Nodes, self).parse(raw._replace(text=end.strip(), quoted=False))
             for end in (minimum, maximum)
         ]
-        if ends[0] >= ends[1]:
+        if ends[0] > ends[1]:
             raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")
         return NodeCount(ends[1], ends[0])
 

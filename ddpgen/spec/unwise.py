@@ -96,7 +96,7 @@ def environment(env: Mapping[str, str], field: str, gpus: int) -> Iterator[Confl
                 problem = f"{show(value)} {fate}"
                 yield _warning(f"{field}.{name}", problem, f"write one like {example}")
         for known, (effect, remedy) in _VARIABLES.items():
-            if known in bashlines.HIDING and len(list(filter(None, value.split(",")))) >= gpus:
+            if known in bashlines.HIDING and bashlines.shown(value) >= gpus:
                 continue
             if name == known or (known.endswith("_") and name.startswith(known)):
                 yield _warning(f"{field}.{name}", effect, remedy)

@@ -80,8 +80,8 @@ class Tier(ABC, Generic[Job]):
         """Return a conflict for each wish of the job that this tier cannot meet."""
         return ()
 
-    def files(self, job: Job) -> Mapping[str, str]:
-        """Return the user's files that the tier's own fields name, relative to the spec or in `code`, and their fields."""
+    def files(self, job: Job, home: Path) -> Mapping[str, str]:
+        """Return the user's files that the tier's own fields name, relative to `home` or in `code`, and their fields."""
         return {}
 
     def check_files(self, job: Job, home: Path) -> Iterable[Conflict]:

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.ddpgen.conftest import GPT, findings
+from tests.ddpgen.conftest import GPT, Run, findings
 
 FILES = {
     "pinned.txt": "torch==2.13.0\nnumpy==2.2.6 \\\n  --hash=sha256:aa\n# a comment\n\n",
     "single.txt": "torch==2.13.0\n\nnumpy \\\n  =2.2.6\n",
     "floating.txt": "torch==2.13.0\nnumpy>=2  # newest\ntqdm\n",
     "asks.txt": "torch==2.13.0\n-r base.txt\n-c /limits.txt\n",
-    "folder/asks.txt": "-r ../base.txt\n",
+    "folder/asks.txt": "-r ../base.txt\n-r inner.txt\n",
+    "folder/inner.txt": "-r asks.txt\n-r https://x.org/y.txt\n-c /limits.txt\ntqdm\n",
+    "lost.txt": "-r none.txt\n",
+    "other.txt": "numpy==2.0\n",
+    "hashed.txt": "numpy==2.2.6 --hash=md5:aa\n",
     "asks-code.txt": "torch==2.13.0\n-r inner.txt\n",
     "limited.txt": "-c limits.txt\ntorch\n",
     "limits.txt": "torch==2.13.0\n",
@@ -28,12 +32,21 @@ TOLD = [
     ("-r single.txt", ['single.txt:3: "numpy =2.2.6" has no == before its version']),
     ("-r floating.txt", ["floating.txt:2: numpy>=2 is another version next month"]),
     ("[-r floating.txt, -c limits.txt]", []),
-    ("-r limited.txt", ["limited.txt:1: limits.txt does not travel with limited.txt"]),
-    ("[-r limited.txt, -c limits.txt]", []),
-    ("-r asks.txt", ["asks.txt:2: base.txt does not travel with asks.txt"]),
-    ("-r folder/asks.txt", ["folder/asks.txt:1: base.txt does not travel"]),
-    ("[-r asks.txt, -r base.txt]", []),
-    ("-r asks-code.txt", []),
+    ("-r limited.txt", []),
+    ("-r asks.txt", []),
+    ("-r lost.txt", ["none.txt does not exist beside the spec, nor in code"]),
+    ("-r folder/asks.txt", []),
+    (
+        "[-r base.txt, -r other.txt]",
+        ["other.txt:1: asks for numpy==2.0, and base.txt for numpy==2.2.6"],
+    ),
+    (
+        "[numpy==2.1, -r base.txt]",
+        ["base.txt:1: asks for numpy==2.2.6, and requirements for numpy==2.1"],
+    ),
+    ("-r hashed.txt", ['hashed.txt:1: pip takes no "md5" as a --hash']),
+    ("-r base.yaml", ["base.yaml is a file of conda"]),
+    ("-r asks-code.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r inner.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r flags.txt", ["flags.txt:1: --no-cache-dir is for pip's command line alone"]),
 ]
@@ -60,7 +73,20 @@ def test_what_pip_would_refuse_in_a_file_is_named(
     assert len(found) == len(problems), found
     for each, words in zip(found, problems, strict=True):
         assert words in each.problem
-        assert not each.fatal
+        assert each.fatal == (".txt:" not in each.problem)
+
+
+def test_a_file_travels_with_all_that_it_names(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    (tmp_path / "job.yaml").write_text(spec("-r folder/asks.txt"))
+    assert run("render", "job.yaml", "--target", "sky").code == 0
+    code = tmp_path / "build/gpt/code"
+    assert sorted(str(path.relative_to(code)) for path in code.rglob("*.txt")) == [
+        "base.txt", "folder/asks.txt", "folder/inner.txt", "inner.txt",
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_no_text_is_not_judged(

@@ -322,6 +322,22 @@ UNWISE = [
     ),
     ({"top": "python: {activate: [export A = b]}"}, "6:21 python.activate[0]", "space before ="),
     ({"top": "python: {activate: [setenv A b]}"}, "6:21 python.activate[0]", "csh"),
+    ({"top": "python: {activate: [set A=b]}"}, "6:21 python.activate[0]", "csh"),
+    (
+        {"top": "python: {activate: ['venv\\Scripts\\activate']}"},
+        "6:21 python.activate[0]",
+        "backslashes",
+    ),
+    (
+        {"gpus": 2, "top": "env: {CUDA_VISIBLE_DEVICES: '-1'}"},
+        "6:29 env.CUDA_VISIBLE_DEVICES",
+        "hides",
+    ),
+    (
+        {"gpus": 2, "top": "env: {CUDA_VISIBLE_DEVICES: '0,-1,1'}"},
+        "6:29 env.CUDA_VISIBLE_DEVICES",
+        "hides",
+    ),
     *(
         ({"top": f"python: {{activate: ['{line}']}}"}, "6:21 python.activate[0]", word)
         for line, word in (

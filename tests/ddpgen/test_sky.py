@@ -271,6 +271,14 @@ REFUSED = [
         (f"{BUCKET}, image: 'docker:{image}'", "", "10:34 targets.sky.image", "no image")
         for image in ("//a/b", "PyTorch/pytorch:2", "a//b", "a/B")
     ),
+    *(
+        (f"{BUCKET}, requirements: ['{line}']", "", "10:42 targets.sky.requirements[0]", word)
+        for line, word in (
+            ("./x-1-py3-none-macosx_11_0_arm64.whl", "other machines"),
+            ("a==1 --hash=md5:00", 'no "md5" as'),
+            ("-r conda.yml", "setup: "),
+        )
+    ),
     (f"{BUCKET}, requirements: [./mine.whl]", "", "10:42 targets.sky.requirements[0]", "a wheel"),
     (
         f"{BUCKET}, requirements: ['a==1; python_version > 3.9']",
@@ -555,6 +563,7 @@ def test_what_skypilot_would_take_for_something_else(
 
 
 WARNED = [
+    (f"{BUCKET}, requirements: [--no-index, a==1]", "10:41 targets.sky.requirements", "--no-index"),
     (f"{BUCKET}, disk_size: 5", "10:38 targets.sky.disk_size", "hold no image"),
     (f"{BUCKET}, nic: enp5s0", "10:32 targets.sky.nic", "may get any"),
     (

@@ -174,6 +174,23 @@ REFUSED = [
     ("nodelist: n2, exclude: 'n[1-2]'", "9:34 targets.slurm.exclude", "n2"),
     ("mem: 1G, extra: --mem-per-cpu=1G", "9:27 targets.slurm.extra", "not both"),
     ("extra: [--mem-per-cpu=1G, --mem-per-gpu=1G]", "9:18 targets.slurm.extra", "not both"),
+    ("dependency: 'afterok:1:2,afternotok:2'", "9:23 targets.slurm.dependency", "never start"),
+    *(
+        (
+            f"environment: {{container: {image}}}",
+            f"{where} targets.slurm.environment.container{field}",
+            word,
+        )
+        for image, where, field, word in (
+            ("'docker://a/b@sha256:12ab'", "9:36", "", "64 digits"),
+            ("{image: a/b@sha256:12ab, runtime: pyxis}", "9:44", ".image", "64 digits"),
+        )
+    ),
+    (
+        "environment: {container: code/t.sif}",
+        "9:36 targets.slurm.environment.container.image",
+        "exist",
+    ),
     ("extra: --hint=fast", "9:18 targets.slurm.extra", "no value of --hint"),
     ("extra: --distribution=diagonal", "9:18 targets.slurm.extra", "no value of --distribution"),
     ("extra: --cpus-per-gpu=4", "9:18 targets.slurm.extra", "cpus_per_proc"),
@@ -367,6 +384,8 @@ WARNED = [
     ("nodes: 2, gpus_per_node: 2, gpu_request: none, extra: '--gpus=a100:4'", "", ""),
     ("setup: ['make data', exit 1]", "9:32 targets.slurm.setup[1]", "no training begins"),
     ("setup: ['make data || exit 1', exit 0]", "", ""),
+    ("dependency: 'afterok:1?afternotok:1'", "", ""),
+    ("dependency: 'afterok:1,afternotok:2'", "", ""),
     (
         "train: {script: /t.py, workdir: /Users/me/run, workload: null, steps: null, global_batch_size: null, micro_batch_size: null}",
         "9:43 targets.slurm.train.workdir",
@@ -485,8 +504,8 @@ WARNED = [
     *(
         (f"environment: {{container: {container}}}", "", "")
         for container in (
-            "code/torch.sif",
-            "{image: ./code/t.sif, mounts: ['code/x:/x', './code:/y', ~/z]}",
+            "code/torch",
+            "{image: ./code/t, mounts: ['code/x:/x', './code:/y', ~/z]}",
             "{image: '{checkpoint_dir}/t.sif', mounts: '{bundle}/code:/x'}",
             "{image: /x, options: [--contain, --env=A=b], mounts: ['a,/b:/c']}",
             "{image: a/b, runtime: pyxis, mounts: './x:/x', options: '--export=A,ALL'}",

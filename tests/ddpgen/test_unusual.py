@@ -492,7 +492,7 @@ environment: {container: {image: "docker://nvcr.io/nvidia/pytorch:24.05-py3"}}
 environment: {container: {image: "nvcr.io#nvidia/pytorch:24.05-py3", runtime: pyxis}}
 environment: {container: {image: "library://me/torch:2", options: [--nv, "--env=A=b c"]}}
 environment: {container: {image: /t.sif, mounts: ["/data:/data:ro", /scratch, "~/x:/x"]}}
-environment: {container: {image: "oras://ghcr.io/me/t@sha256:0123"}}
+environment: {container: {image: "oras://ghcr.io/me/t@sha256:0123012301230123012301230123012301230123012301230123012301230123"}}
 environment: {container: /images/my torch.sif}
 environment: {container: "/images/torch:24.sif"}
 environment: {container: "/images/torch:24"}
@@ -501,7 +501,7 @@ environment: {container: "docker-daemon:torch:24"}
 environment: {container: "docker-archive:/images/torch.tar"}
 environment: {container: "instance://torch"}
 environment: {container: "docker://localhost:5000/torch:24"}
-environment: {container: "docker://ghcr.io/me/t@sha256:0123"}
+environment: {container: "docker://ghcr.io/me/t@sha256:0123012301230123012301230123012301230123012301230123012301230123"}
 environment: {container: {image: "me/torch:24", runtime: pyxis}}
 environment: {container: {image: "docker://me@localhost:5000#torch:24", runtime: pyxis}}
 environment: {container: {image: "localhost:5000/torch:24", runtime: pyxis}}
@@ -530,6 +530,7 @@ ssh_options: -4
 nodes: 2..4
 nodes: 1 .. 2
 nodes: "2..3"
+nodes: "2..2"
 nodes: 4
 nodes: 2 ;; procs_per_node: 2 ;; rendezvous: {launcher: env}
 limits: null
@@ -766,6 +767,7 @@ hosts: [desk] ;; dir: /data/jobs
 hosts: [desk] ;; dir: jobs
 hosts: [a, b] ;; head: b
 hosts: [a, b, c] ;; nodes: 2..3
+hosts: [a, b, c] ;; nodes: 3..3
 hosts: [a, b] ;; nodes: 1..2
 hosts: [a, b] ;; ssh_options: [-J, "jump1,jump2"]
 hosts: [a, b] ;; ssh_options: [-o, StrictHostKeyChecking=accept-new, -i, ~/.ssh/k]
@@ -897,7 +899,14 @@ def home(tmp_path: Path) -> Path:
         (tmp_path / name).write_text("")
     for name in ("work.py", "sub/dir/work.py", "my code/my work.py"):
         (tmp_path / name).write_text("def build(context): ...\n_private = Build2 = build\n")
-    for name in ("run.sh", "corpus.txt", "requirements.txt", "wheels/x-1.0-py3-none-any.whl"):
+    texts = (
+        "run.sh",
+        "corpus.txt",
+        "requirements.txt",
+        "torch.sqsh",
+        "wheels/x-1.0-py3-none-any.whl",
+    )
+    for name in texts:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * 10_000)
     return tmp_path

@@ -82,7 +82,7 @@ def keys() -> dict[str, Any]:
 
 
 def without() -> dict[str, Any]:
-    """The clouds that lack each feature on every machine of theirs; those whose packages are missing say nothing."""
+    """The clouds that lack each feature. Without a cloud's packages, its answer is that for any machine of it."""
     lacking: dict[str, list[str]] = {}
     for cloud in CLOUD_REGISTRY.values():
         try:

@@ -149,7 +149,8 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
         problem = "installs into the machine's Python, and the job's has the requirements alone"
         yield Conflict((f"setup[{last}]", "setup"), problem, "write it into requirements", False)
     needed = PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
-    if names_known and needed and needed not in names:
+    by_extra = any(re.match(r"fsspec *\[", line) for line in job.requirements)
+    if names_known and needed and needed not in names and not by_extra:
         problem = (
             f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
         )
@@ -158,6 +159,10 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 def _requirements(job: SkyJob) -> Iterator[Conflict]:
     yield from _pins(job)
+    names_place = any(re.match("-[fr]|--(find-links|requirement)", r) for r in job.requirements)
+    if "--no-index" in job.requirements and any(map(package, job.requirements)) and not names_place:
+        problem = "have --no-index, and no place where pip finds packages instead"
+        yield Conflict(("requirements",), problem, "add --find-links ./DIRECTORY", False)
     for i in without_hash(job.requirements):
         problem = "has no hash, and if one package has a hash, pip wants one of each"
         remedy = "add --hash=sha256:HASH to it, or leave out all hashes"

@@ -100,6 +100,16 @@ def fault(text: str) -> Refused | None:
     ) and not _WHEEL.search(wheel[1]):
         problem = f"{show(wheel[1])} is no name of a wheel"
         return Refused(problem, "write it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
+    if build := re.search(r"-((?:macosx|win)[_0-9][^-/]*)\.whl(?=[ ;\[#]|$)", text):
+        problem = (
+            f"{show(build[1])} is the build of a wheel for other machines than those with Linux"
+        )
+        return Refused(problem, "write the one for linux_x86_64")
+    if conda := re.match(r"(?:-r|--requirement)[ =]*([^ ]+\.ya?ml)(?=[ ;]|$)", text):
+        problem = f"{conda[1]} is a file of conda, and pip reads lines like torch==2.13.0"
+        return Refused(problem, "write a requirements file, or setup: [conda env update -f FILE]")
+    if weak := re.search(r"--hash[= ](?!sha(?:256|384|512):)([^ :]*)", text):
+        return Refused(f"pip takes no {show(weak[1])} as a --hash", "write sha256:HASH")
     return _package_fault(text)
 
 

@@ -1,66 +1,76 @@
-"""Reads the requirements files that a job's `requirements` name: what pip would refuse, or would not find."""
+"""The files that a job's `requirements` have pip read: which ones travel, and what pip would refuse in them."""
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddpgen.bundle import code
-from ddpgen.spec.fields import Refused
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky.fields import SkyJob
-from ddpgen.tiers.sky.requirement import fault, files_of, floats, lines_of
+from ddpgen.tiers.sky.requirement import fault, files_of, floats, lines_of, pins
 
 _CONSTRAINT = re.compile(r"-c|--constraint\b")
+
+
+def travelling(job: SkyJob, home: Path) -> dict[str, str]:
+    """Return the files, each with the field that names it, or that names a file which names it.
+
+    `home`: the spec's directory. A path is relative to it, or in `code`.
+    """
+    fields: dict[str, str] = {}
+    for i, requirement in enumerate(job.requirements):
+        waiting = files_of(requirement)
+        while waiting:
+            file = waiting.pop()
+            if not file.startswith(("/", "~")) and file not in fields:
+                fields[file] = f"requirements[{i}]"
+                names = (name for _, line in _lines(file, job, home) for name in files_of(line))
+                beside = posixpath.dirname(file)
+                waiting += (posixpath.normpath(posixpath.join(beside, name)) for name in names)
+    return fields
 
 
 def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflict]:
     """Yield a warning for each line at fault, and for the first one of a file without a version.
 
-    `files`: those that travel, with their fields. `home`: the spec's directory.
+    `files`: those that travel, with their fields.
     """
+    lines = {file: list(_lines(file, job, home)) for file in files}
+    texts = [*job.requirements, *(line for each in lines.values() for _, line in each)]
+    is_constrained = any(map(_CONSTRAINT.match, texts))
+    pinned = {name: (version, "requirements") for _, name, version in pins(job.requirements)}
     for file, field in files.items():
-        if file.endswith((".txt", ".in", ".lock")):
-            fields = (field, "requirements")
-            floating: list[str] = []
-            lines = list(lines_of(_content(file, job, home)))
-            for number, line in lines:
-                if refused := fault(line) or _missing(line, file, files, job, home):
-                    problem = f"{file}:{number}: {refused.problem}"
-                    yield Conflict(fields, problem, refused.remedy, fatal=False)
-                elif floats(line):
-                    floating.append(f"{file}:{number}: {line}")
-            others = (*job.requirements, *(line for _, line in lines))
-            if floating and not any(map(_CONSTRAINT.match, others)):
-                problem = (
-                    f"{floating[0]} is another version next month, on the machine that takes over"
+        for number, line in lines[file]:
+            refused = fault(line)
+            problem, remedy = (refused.problem, refused.remedy) if refused else ("", "")
+            for _, name, version in pins([line]):
+                other, place = pinned.setdefault(name, (version, file))
+                if other != version:
+                    problem = f"asks for {name}=={version}, and {place} for {name}=={other}"
+                    remedy = "keep one of them"
+            if problem:
+                yield Conflict(
+                    (field, "requirements"), f"{file}:{number}: {problem}", remedy, False
                 )
-                remedy = "write NAME==VERSION there, or run ddpgen lock"
-                yield Conflict(fields, problem, remedy, fatal=False)
+        floating = (
+            f"{file}:{n}: {line}" for n, line in lines[file] if floats(line) and not fault(line)
+        )
+        for first in itertools.islice(floating, 0 if is_constrained else 1):
+            problem = f"{first} is another version next month, on the machine that takes over"
+            remedy = "write NAME==VERSION there, or run ddpgen lock"
+            yield Conflict((field, "requirements"), problem, remedy, False)
 
 
-def _content(file: str, job: SkyJob, home: Path) -> str:
-    """Return the text of the file, which lies beside the spec or in `code`; "" if it cannot be read."""
-    path = home / file
+def _lines(file: str, job: SkyJob, home: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, which lies beside the spec or in `code`. A file that is no text has none."""
     try:
+        path = home / file
         path = path if path.is_file() else code.find(job.code, home, file)[file]
-        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+        if path.is_file() and not re.search(r"\.(whl|zip|gz|bz2|xz)$", file):
+            yield from lines_of(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, KeyError):
-        return ""
-
-
-def _missing(
-    line: str, file: str, files: Mapping[str, str], job: SkyJob, home: Path
-) -> Refused | None:
-    """Return the fault of a line that has pip read another file, which neither `requirements` nor `code` has."""
-    for name in files_of(line):
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(file), name))
-        travels = path in files or code.find(job.code, home, path)
-        if not travels and not path.startswith(("/", "~")):
-            option = "-c" if _CONSTRAINT.match(line) else "-r"
-            return Refused(
-                f"{path} does not travel with {file}", f"add {option} {path} to requirements"
-            )
-    return None
+        return

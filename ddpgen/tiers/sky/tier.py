@@ -11,7 +11,6 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan
 from ddpgen.tiers.sky import plan, render, requirement_files
 from ddpgen.tiers.sky.fields import SkyJob
-from ddpgen.tiers.sky.requirement import files_of
 from ddpgen.tiers.tier import Tier
 
 
@@ -24,16 +23,11 @@ class Sky(Tier[SkyJob]):
     def check(self, job: SkyJob) -> Iterable[Conflict]:
         return render.check(job)
 
-    def files(self, job: SkyJob) -> Mapping[str, str]:
-        return {
-            file: f"requirements[{i}]"
-            for i, line in enumerate(job.requirements)
-            for file in files_of(line)
-            if not file.startswith(("/", "~"))
-        }
+    def files(self, job: SkyJob, home: Path) -> Mapping[str, str]:
+        return requirement_files.travelling(job, home)
 
     def check_files(self, job: SkyJob, home: Path) -> Iterable[Conflict]:
-        return requirement_files.check(job, self.files(job), home)
+        return requirement_files.check(job, self.files(job, home), home)
 
     def plan(self, job: SkyJob) -> Plan:
         return plan.plan(job)

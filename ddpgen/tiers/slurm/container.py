@@ -15,6 +15,7 @@ _TRANSPORTS = {
                   "https", "instance"),
     "pyxis": ("docker", "dockerd", "podman"),
 }  # fmt: skip
+_SHORT_DIGEST = (r".*@sha256:(?![0-9a-f]{64}$).*", "has a digest that is not 64 digits of 0 to f", "write all of it, or a tag", True)  # fmt: skip
 # Runtime → forms of an image that it refuses or misreads: the pattern, the problem, the remedy, and True for an error.
 _FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
 # No path in a bundle's `code`, no absolute path, no transport, and no word that the supervisor fills in.
@@ -22,6 +23,7 @@ _RELATIVE = r"(?!(?:\./)?code(?:/|$)|[/~{]|docker-|oci|.*://)"
 _IN_BUNDLE = "is looked for in the bundle, which holds only files of code"
 _IMAGES = {
     "apptainer": (
+        _SHORT_DIGEST,
         (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
         (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
         (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
@@ -30,6 +32,7 @@ _IMAGES = {
         (rf"(?!(?:{_FILE})$|docker-|oci|.*(?:://|#))(.+:[\w.-]+)", "is the name of a file to apptainer", r"write docker://\1", True),
     ),
     "pyxis": (
+        _SHORT_DIGEST,
         (r"(?:docker://)?([^/#.][^/#]*[.:][^/#]*)/(?!/)([^#]+)", "is looked for at Docker Hub", r"write docker://\1#\2", False),
         (rf"{_RELATIVE}\.{{1,2}}/.*", _IN_BUNDLE, "write /path", True),
         (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),

@@ -88,6 +88,18 @@ class Dependency(Directive):
             "with `,` between all or `?` between any of several",
         )
 
+    def parse(self, raw: Scalar) -> str:
+        text = super().parse(raw)
+        conditions = [condition.split(":") for condition in text.split(",")]
+        ok, failed = (
+            {job for kind, *jobs in conditions if kind.lower() == name for job in jobs}
+            for name in ("afterok", "afternotok")
+        )
+        if both := sorted(ok & failed):
+            problem = f"{both[0]} cannot both succeed and fail, so the job would never start"
+            raise Refused(problem, "keep one of the two, or write `?` between them for either")
+        return text
+
 
 class Constraint(Directive):
     """The features that nodes must have: a100&ib, [rack1|rack2]."""

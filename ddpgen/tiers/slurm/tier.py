@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.rules import Conflict
@@ -20,6 +22,13 @@ class Slurm(Tier[SlurmJob]):
 
     def check(self, job: SlurmJob) -> Iterable[Conflict]:
         return render.check(job)
+
+    def files(self, job: SlurmJob, home: Path) -> Mapping[str, str]:
+        container = job.environment.container
+        image = re.fullmatch(
+            r"(?:\./)?code/(.+\.(?:sif|img|sqsh))", container.image if container else ""
+        )
+        return {image[1]: "environment.container.image"} if image else {}
 
     def plan(self, job: SlurmJob) -> Plan:
         return plan.plan(job)
