@@ -7,13 +7,12 @@ better sentence changes one file.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ from ddpgen.adopt import (
     workloads,
 )
 from ddpgen.driver.wording import printable
-from ddpgen.errors import report
+from ddpgen.errors import Finding, report
 from ddpgen.site import layers
 from ddpgen.spec import (
     bashlines,
@@ -55,7 +54,9 @@ from ddpgen.spec import (
     unwise,
     yamltree,
 )
+from ddpgen.spec.fields import Refused
 from ddpgen.spec.merge import LAYERS
+from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.hosts import render as hosts
 from ddpgen.tiers.local import tier as local
 from ddpgen.tiers.registry import TIERS
@@ -284,21 +285,22 @@ def makers(module: ModuleType) -> Iterator[range]:
                 yield range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def tracer(files: Mapping[str, ModuleType], ran: set[tuple[str, int]]) -> Callable[..., Any]:
-    """Return a trace function that adds the lines which run in the functions that make errors to `ran`."""
-    making = {(file, n) for file, module in files.items() for each in makers(module) for n in each}
+def makers_that_run(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
+    """Return a set that gets the file and the line of each expression that makes an error from now on."""
+    ran: set[tuple[str, int]] = set()
+    new = {each: each.__new__ for each in (Conflict, Finding, Refused)}
 
-    @functools.cache
-    def makes(code: CodeType) -> bool:
-        return any((code.co_filename, line) in making for *_, line in code.co_lines())
+    def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(2):  # the expression may be that of a function like warning()
+            if frame is not None:
+                ran.add((frame.f_code.co_filename, frame.f_lineno))
+                frame = frame.f_back
+        return new[cls](cls, *args, **kwargs)
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if not makes(frame.f_code):
-            return None
-        ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    return trace
+    for each in new:
+        monkeypatch.setattr(each, "__new__", staticmethod(noted))
+    return ran
 
 
 def test_the_text_of_every_error(
@@ -310,35 +312,31 @@ def test_the_text_of_every_error(
     scripts.write_programs(tmp_path)
     test_outside.write(tmp_path)
     files = {inspect.getfile(module): module for module in MODULES}
-    ran: set[tuple[str, int]] = set()
-    text, before = "", sys.gettrace()
-    sys.settrace(tracer(files, ran))
-    try:
-        for title, spec, script in (*((title, spec, "") for title, spec in SPECS), *SCRIPTS):
-            for place in (tmp_path, tmp_path / "code"):
-                (place / "t.py").write_text(script)
-            shown = printable(title if len(title) < 100 else f"{title[:97]}...")
-            text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
-        for number, (wrong, *_) in enumerate([*test_profiles.WRONG, *test_profiles.WRONG_PROFILE]):
-            (place := tmp_path / f"layers{number}").mkdir()
-            monkeypatch.chdir(place)
-            lines = [f"  {line}" for line in test_profiles.errors(wrong, place)]
-            text += "\n".join([*(f"{k}: {v!r}" for k, v in wrong.items()), *lines, "", ""])
-        for override, *_ in test_profiles.WRONG_SET:
-            files_of_spec = {"job.yaml": test_profiles.OVERRIDDEN}
-            lines = [f"  {line}" for line in test_profiles.errors(files_of_spec, place, override)]
-            text += "\n".join([f"--set {override}", *lines, "", ""])
-        for wrong, *_ in test_sweep.WRONG:
-            lines = [f"  {line}" for line in test_sweep.errors(f"{test_sweep.TOY}{wrong}\n")]
-            text += "\n".join([wrong[:100], *lines, "", ""])
-        for train, top, _ in test_sweep.WORKDIRS[:1]:
-            lines = [f"  {line}" for line in test_sweep.errors(test_sweep.with_workdir(train, top))]
-            text += "\n".join([f"sweep, {train}", *lines, "", ""])
-        for top, tier in test_sweep.WITH_ARRAY:
-            lines = [f"  {line}" for line in test_sweep.errors(test_sweep.on_slurm(top, tier))]
-            text += "\n".join([f"{top} slurm: {tier}", *lines, "", ""])
-    finally:
-        sys.settrace(before)
+    ran = makers_that_run(monkeypatch)
+    text = ""
+    for title, spec, script in (*((title, spec, "") for title, spec in SPECS), *SCRIPTS):
+        for place in (tmp_path, tmp_path / "code"):
+            (place / "t.py").write_text(script)
+        shown = printable(title if len(title) < 100 else f"{title[:97]}...")
+        text += "\n".join([shown, *report("  job.yaml", findings(spec)), "", ""])
+    for number, (wrong, *_) in enumerate([*test_profiles.WRONG, *test_profiles.WRONG_PROFILE]):
+        (place := tmp_path / f"layers{number}").mkdir()
+        monkeypatch.chdir(place)
+        lines = [f"  {line}" for line in test_profiles.errors(wrong, place)]
+        text += "\n".join([*(f"{k}: {v!r}" for k, v in wrong.items()), *lines, "", ""])
+    for override, *_ in test_profiles.WRONG_SET:
+        files_of_spec = {"job.yaml": test_profiles.OVERRIDDEN}
+        lines = [f"  {line}" for line in test_profiles.errors(files_of_spec, place, override)]
+        text += "\n".join([f"--set {override}", *lines, "", ""])
+    for wrong, *_ in test_sweep.WRONG:
+        lines = [f"  {line}" for line in test_sweep.errors(f"{test_sweep.TOY}{wrong}\n")]
+        text += "\n".join([wrong[:100], *lines, "", ""])
+    for train, top, _ in test_sweep.WORKDIRS[:1]:
+        lines = [f"  {line}" for line in test_sweep.errors(test_sweep.with_workdir(train, top))]
+        text += "\n".join([f"sweep, {train}", *lines, "", ""])
+    for top, tier in test_sweep.WITH_ARRAY:
+        lines = [f"  {line}" for line in test_sweep.errors(test_sweep.on_slurm(top, tier))]
+        text += "\n".join([f"{top} slurm: {tier}", *lines, "", ""])
     golden("errors.txt", text)
     left = [
         f"{file}:{lines.start}"
