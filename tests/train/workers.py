@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import importlib
 import multiprocessing
 import os
 import sys
@@ -19,10 +20,19 @@ import torch
 
 from tests.ports import free_port
 from tests.real.jobs import checkpoints
-from train import trainer  # noqa: F401 (what a run imports later, and every fork would import anew)
 from train.__main__ import run as main
 from train.checkpoint.checkpointer import Checkpointer
 from train.run.lock import claim
+
+# What a run imports later. Each fork would import it anew.
+for _module in [
+    "encodings.idna",
+    "numpy.random",
+    "torch.utils.serialization.config",
+    "train.trainer",
+    "train.worker",
+]:
+    importlib.import_module(_module)
 
 TIMEOUT_S = 90.0
 _port = functools.cache(free_port)  # one run at a time, and there are many

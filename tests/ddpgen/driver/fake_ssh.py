@@ -6,8 +6,8 @@ it gives the command a session of its own, and the end of the connection leaves 
 
 from __future__ import annotations
 
+import _signal as signal  # the module signal imports enum, which takes longer than all the rest
 import os
-import signal
 import sys
 import time
 
