@@ -172,6 +172,7 @@ def test_the_loss_of_another_process_is_never_the_cause_that_is_final(job: Job) 
 
 READS = """\
 import gc, types
+gc.unfreeze()  # tests/conftest.py has frozen what was imported
 modules = {m.__name__: m for m in gc.get_objects() if isinstance(m, types.ModuleType)}
 typed, view = modules["train.base.typed"], modules["train.health.view"]
 typed._hints.cache_clear()
