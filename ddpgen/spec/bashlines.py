@@ -193,7 +193,7 @@ def _exports(job: JobSpec) -> Iterator[Conflict]:
 
 def shown(devices: str) -> int:
     """Return how many GPUs a list like 0,1 shows. A negative number hides those behind it, too."""
-    return len(list(filter(None, re.split(r",?\s*-\d", devices)[0].split(","))))
+    return len(list(filter(None, re.split(r"(?:^|,)\s*-\d", devices)[0].split(","))))
 
 
 def _lost(setup: Sequence[str]) -> Iterator[Conflict]:

@@ -25,6 +25,8 @@ FILES = {
     "flags.txt": "--no-cache-dir\ntorch==2.13.0\n",
     "code/inner.txt": "yaml==6.0\n",
     "code/t.py": "",
+    "bom.txt": "\ufefftorch=2.13.0\n",
+    "x-1-py3-none-any.whl": "numpy\n",
 }
 # The requirements, and the problems.
 TOLD = [
@@ -45,6 +47,8 @@ TOLD = [
         ["base.txt:1: asks for numpy==2.2.6, and requirements for numpy==2.1"],
     ),
     ("-r hashed.txt", ['hashed.txt:1: pip takes no "md5" as a --hash']),
+    ("-r bom.txt", ['bom.txt:1: "torch=2.13.0" has no == before its version']),
+    ("./x-1-py3-none-any.whl", []),
     ("-r base.yaml", ["base.yaml is a file of conda"]),
     ("-r asks-code.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r inner.txt", ['inner.txt:1: "yaml" is no name of a package']),

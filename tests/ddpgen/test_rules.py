@@ -235,6 +235,7 @@ UNWISE = [
         "saves by itself",
     ),
     ({"train": "best: loss\n  eval_every: 100 steps"}, "13:15 train.eval_every", "choose from"),
+    ({"train": "best: loss\n  eval_every: 101 steps"}, "13:15 train.eval_every", "choose from"),
     ({"train": "eval_every: 101 steps"}, "12:15 train.eval_every", "only the end"),
     ({"train": "eval_every: 5 steps\n  args: {holdout: 0}"}, "12:15 train.eval_every", "holdout"),
     (
@@ -458,7 +459,8 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
 )
 def test_what_is_usual_is_no_warning(line: str) -> None:
     assert not findings(spec(top=line))
-    assert not findings(spec(gpus=2, top="env: {CUDA_VISIBLE_DEVICES: '2,3'}"))
+    for shown in ("2,3", "GPU-1a-11,GPU-2b"):
+        assert not findings(spec(gpus=2, top=f"env: {{CUDA_VISIBLE_DEVICES: '{shown}'}}"))
 
 
 def test_a_command_may_use_more_gpus_than_it_has_processes() -> None:

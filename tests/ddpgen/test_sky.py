@@ -287,6 +287,7 @@ REFUSED = [
         "no quotes",
     ),
     ("bucket: gs://my-google-data", "", "10:17 targets.sky.bucket", "cannot be the name"),
+    (f"bucket: 'https://{'a' * 25}.blob.core.windows.net/c'", "", "10:17 targets.sky.bucket", "24"),
     ("bucket: 'https://ab.blob.core.windows.net/c-1'", "", "10:17 targets.sky.bucket", "account"),
     ("bucket: s3://bbb, image: ami-01", "", "10:34 targets.sky.image", "infra"),
     (
@@ -779,6 +780,12 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "image: docker:a/b@sha256:" + "0" * 64,
         "infra: k8s",
         "infra: lambda, spot: false",
+        "infra: lambda, on_demand_fallback: true",
+        "infra: [lambda, aws], requirements: [torch==2.13.0]",
+        "infra: k8s, disk_tier: best",
+        "infra: mithril, image: docker:a/b@sha256:" + "0" * 64,
+        "requirements: [torch==2.13.0, --no-index, -f /wheels]",
+        "requirements: [--no-index, /w/torch-2.13.0-cp312-cp312-linux_x86_64.whl]",
         "extra: {file_mounts: {~/venv: s3://vvv}}, python: ~/venv/bin/python",
         "setup: python3 -m venv ~/venv, python: ~/venv/bin/python",
         "python: ~/miniconda3/bin/python",
@@ -805,6 +812,11 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
 )
 def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:
     assert not findings(on_sky(f"{BUCKET}, {sky}", "python: python3"))
+
+
+def test_an_extra_of_fsspec_brings_the_package_of_a_bucket() -> None:
+    sky = "requirements: [torch==2.13.0, 'fsspec[s3]==2025.9.0'], checkpoint: {dir: s3://bbb/c}"
+    assert not findings(on_sky(sky))
 
 
 def test_a_lock_brings_torch() -> None:

@@ -187,7 +187,7 @@ REFUSED = [
         )
     ),
     (
-        "environment: {container: code/t.sif}",
+        "environment: {container: ./code/t.sif}",
         "9:36 targets.slurm.environment.container.image",
         "exist",
     ),
@@ -382,6 +382,8 @@ WARNED = [
     ("time: 1h, step_time: 10min, write_time: 5min", "", ""),
     ("extra: ['--hint=nomultithread', '--distribution=block:cyclic,NoPack']", "", ""),
     ("nodes: 2, gpus_per_node: 2, gpu_request: none, extra: '--gpus=a100:4'", "", ""),
+    ("nodes: 2, gpus_per_node: 2, gpu_request: none, extra: --gpus=8", "", ""),
+    ("nodes: 2..4, gpus_per_node: 2, gpu_request: none, extra: --gpus=4", "", ""),
     ("setup: ['make data', exit 1]", "9:32 targets.slurm.setup[1]", "no training begins"),
     ("setup: ['make data || exit 1', exit 0]", "", ""),
     ("dependency: 'afterok:1?afternotok:1'", "", ""),
@@ -505,6 +507,7 @@ WARNED = [
         (f"environment: {{container: {container}}}", "", "")
         for container in (
             "code/torch",
+            "{image: /x, mounts: ['/a:/d,/b:/e', '/c:/d,/b:/f']}",
             "{image: ./code/t, mounts: ['code/x:/x', './code:/y', ~/z]}",
             "{image: '{checkpoint_dir}/t.sif', mounts: '{bundle}/code:/x'}",
             "{image: /x, options: [--contain, --env=A=b], mounts: ['a,/b:/c']}",

@@ -46,6 +46,13 @@ def test_what_a_workload_would_refuse_is_refused(text: str, word: str) -> None:
     assert word in fault.text
 
 
+def test_two_samples_have_a_variance() -> None:
+    small = with_args("batch_norm: true", "toy").replace(
+        "micro_batch_size: 4", "micro_batch_size: 2"
+    )
+    assert not faults(small)
+
+
 def test_pictures_of_the_users_have_any_number_of_classes() -> None:
     args = "classes: 2, data_dir: /data/own, sha256: {train-images-idx3-ubyte.gz: null}"
     assert not faults(with_args(args, "mnist"))
