@@ -38,7 +38,7 @@ _LINES = (
         "write export NAME=VALUE",
     ),
     (
-        re.compile(r"(?:(?:source|\.|call)\s+)?[\w.:~-]*(?:\\[\w.-]+)+"),
+        re.compile(r"(?:(?:source|\.|call)\s+)?[\w.:~-]+(?:\\[\w.-]+)+"),
         "has a path with backslashes, which bash takes away",
         "write / between its parts",
     ),
@@ -152,10 +152,11 @@ def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
         line.count('"') % 2 or line.count("'") % 2 for line in text.splitlines()
     ):
         return
+    ends_setup = () if re.search(r"set \+e|^\s*[()]", text, re.MULTILINE) else _OF_SETUP
     for fields, line in _each(field, entries):
         for pattern, problem, remedy in (
             *_LINES,
-            *(_OF_ACTIVATE if field == "python.activate" else _OF_SETUP),
+            *(_OF_ACTIVATE if field == "python.activate" else ends_setup),
         ):
             if match := pattern.fullmatch(line):
                 yield Conflict(fields, problem, match.expand(remedy), fatal=False)

@@ -288,7 +288,7 @@ def bucket_fault(scheme: str, name: str) -> Refused | None:
         fits = re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", name)
         if (
             not fits
-            or re.search(r"\.[.-]|-\.|^goog|google|[^.]{64}", name)
+            or re.search(r"\.[.-]|-\.|^goog|g[o0]{2}gle|[^.]{64}", name)
             or _QUAD.fullmatch(name)
         ):
             problem = f"{show(name)} cannot be the name of a bucket in Google Cloud Storage"

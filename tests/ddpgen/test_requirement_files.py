@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpgen.tiers.sky.requirement import fault, lines_of
 from tests.ddpgen.conftest import GPT, Run, findings
 
 FILES = {
@@ -25,6 +26,21 @@ FILES = {
     "flags.txt": "--no-cache-dir\ntorch==2.13.0\n",
     "code/inner.txt": "yaml==6.0\n",
     "code/t.py": "",
+    # pip continues no comment, and takes quotes around a name, variables, addresses and markers.
+    "odd.txt": "# why \\\n-r base.txt\n"
+    '-r "base.txt"\n-r "my own.txt"\n-r ${DIR}/base.txt\n-r a\0b\n-c "https://x.org/c.txt"\n'
+    'a==1 --hash="sha256:00"\na==1.0\na==1.0+cu1\nb==1.0.${PATCH}\n'
+    'c-1-py3-none-win_amd64.whl ; sys_platform == "win32"\n'
+    "c @ https://x.org/c-1-py3-none-macosx_11_0_arm64.manylinux2014_x86_64.whl\n"
+    "https://x.org/?p=d.git;a=snapshot;h=08c1;sf=d.tar.gz\n",
+    "last.txt": "-r inner.txt \\",
+    "sub/asks.txt": "./wheels/x-1-py3-none-any.whl\n",
+    "wheels/x-1-py3-none-any.whl": "",
+    "c-1-py3-none-win_amd64.whl": "",
+    "ab": "",
+    "conda.txt": "einops=0.8=py38_0\n",
+    "both.txt": "numpy\n",
+    "code/both.txt": "numpy==2.2.6\n",
     "bom.txt": "\ufefftorch=2.13.0\n",
     "x-1-py3-none-any.whl": "numpy\n",
 }
@@ -32,7 +48,7 @@ FILES = {
 TOLD = [
     ("-r pinned.txt", []),
     ("-r single.txt", ['single.txt:3: "numpy =2.2.6" has no == before its version']),
-    ("-r floating.txt", ["floating.txt:2: numpy>=2 is another version next month"]),
+    ("-r floating.txt", ['floating.txt:2: "numpy>=2" is another version next month']),
     ("[-r floating.txt, -c limits.txt]", []),
     ("-r limited.txt", []),
     ("-r asks.txt", []),
@@ -47,7 +63,13 @@ TOLD = [
         ["base.txt:1: asks for numpy==2.2.6, and requirements for numpy==2.1"],
     ),
     ("-r hashed.txt", ['hashed.txt:1: pip takes no "md5" as a --hash']),
+    ("-r odd.txt", []),
+    ("-r last.txt", ['inner.txt:1: "yaml" is no name of a package']),
+    ("-r sub/asks.txt", []),
+    ("-r conda.txt", ['conda.txt:1: "einops=0.8=py38_0" has no ==']),
+    ("-r both.txt", []),
     ("-r bom.txt", ['bom.txt:1: "torch=2.13.0" has no == before its version']),
+    ("-r utf16.txt", ['utf16.txt:1: "torch=2.13.0" has no == before its version']),
     ("./x-1-py3-none-any.whl", []),
     ("-r base.yaml", ["base.yaml is a file of conda"]),
     ("-r asks-code.txt", ['inner.txt:1: "yaml" is no name of a package']),
@@ -62,6 +84,7 @@ def spec(requirements: str) -> str:
 
 
 def write(place: Path) -> None:
+    (place / "utf16.txt").write_text("torch=2.13.0\n", encoding="utf-16")
     for name, text in FILES.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
@@ -89,8 +112,15 @@ def test_a_file_travels_with_all_that_it_names(
     assert run("render", "job.yaml", "--target", "sky").code == 0
     code = tmp_path / "build/gpt/code"
     assert sorted(str(path.relative_to(code)) for path in code.rglob("*.txt")) == [
-        "base.txt", "folder/asks.txt", "folder/inner.txt", "inner.txt",
+        "base.txt", "both.txt", "folder/asks.txt", "folder/inner.txt", "inner.txt",
     ]  # fmt: skip
+
+
+def test_a_lock_with_many_hashes_is_read_at_once() -> None:
+    lock = "a==1 \\\n" + "  --hash=sha256:00 \\\n" * 50_000
+    ((number, line),) = lines_of(lock)
+    assert (number, line.count("--hash")) == (1, 50_000)
+    assert fault("a==" + "1" * 5_000 + "x") is not None
 
 
 def test_a_file_that_is_no_text_is_not_judged(

@@ -167,8 +167,12 @@ FEATURES = {
     "images of its own": "IMAGE_ID",
 }
 ALIASES = {"digitalocean", "k8s"}
-# Kubernetes lacks these only in clusters of some kinds.
-SOME_CLUSTERS = {"spot machines": {"kubernetes", "ssh"}, "network tiers": {"kubernetes", "ssh"}}
+# These lack a feature only on some of their machines, or in some clusters.
+SOME_CLUSTERS = {
+    "spot machines": {"kubernetes", "ssh"},
+    "network tiers": {"kubernetes", "ssh", "nebius"},
+    "images of containers": {"slurm"},
+}
 
 
 @pytest.mark.parametrize("feature", WITHOUT)

@@ -17,7 +17,8 @@ from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import may_bring_others, package
 
 # Feature of SkyPilot 0.14 → the clouds without it (sky/clouds/), which tests/sky compares with the installed SkyPilot.
-# A cluster of Kubernetes may have spot machines and network tiers.
+# Where it depends on the machine or the cluster, the cloud is not listed: spot machines and network tiers on Kubernetes,
+# network tiers on Nebius, images of containers on Slurm.
 WITHOUT: Mapping[str, frozenset[str]] = {
     name: frozenset(clouds.split())
     for name, clouds in {
@@ -28,9 +29,9 @@ WITHOUT: Mapping[str, frozenset[str]] = {
             "cudo digitalocean do fluidstack hyperbolic ibm k8s kubernetes lambda mithril paperspace primeintellect"
             " runpod scp seeweb shadeform ssh vast verda vsphere yotta",
         "network tiers":
-            "azure cudo digitalocean do fluidstack hyperbolic lambda mithril nebius paperspace primeintellect runpod"
+            "azure cudo digitalocean do fluidstack hyperbolic lambda mithril paperspace primeintellect runpod"
             " scp seeweb shadeform vast verda vsphere yotta",
-        "images of containers": "cudo hyperbolic ibm oci primeintellect scp shadeform slurm verda vsphere",
+        "images of containers": "cudo hyperbolic ibm oci primeintellect scp shadeform verda vsphere",
         "images of its own":
             "cudo fluidstack hyperbolic lambda mithril paperspace primeintellect scp seeweb shadeform vsphere",
     }.items()

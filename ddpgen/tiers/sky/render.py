@@ -25,6 +25,7 @@ from ddpgen.tiers.sky.bucket import PACKAGES
 from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 from ddpgen.tiers.sky.requirement import (
+    are_equal,
     directory,
     floats,
     ignored_option,
@@ -159,8 +160,11 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 def _requirements(job: SkyJob) -> Iterator[Conflict]:
     yield from _pins(job)
-    names_place = any(re.match("-[fr]|--(find-links|requirement)", r) for r in job.requirements)
-    if "--no-index" in job.requirements and any(map(package, job.requirements)) and not names_place:
+    looked_up = [each for each in job.requirements if package(each) and "@" not in each]
+    names_place = "PIP_FIND_LINKS" in job.env or any(
+        re.match("-[fr]|--(find-links|requirement)", each) for each in job.requirements
+    )
+    if "--no-index" in job.requirements and looked_up and not names_place:
         problem = "have --no-index, and no place where pip finds packages instead"
         yield Conflict(("requirements",), problem, "add --find-links ./DIRECTORY", False)
     for i in without_hash(job.requirements):
@@ -188,7 +192,7 @@ def _pins(job: SkyJob) -> Iterator[Conflict]:
     """Yield the versions that pip cannot install, or that are too old."""
     pinned: dict[str, str] = {}
     for i, name, version in pins(job.requirements):
-        if pinned.setdefault(name, version) != version:
+        if not are_equal(pinned.setdefault(name, version), version):
             problem = f"asks for {name}=={version}, and for {name}=={pinned[name]} above"
             yield Conflict((f"requirements[{i}]", "requirements"), problem, "keep one of them")
         if name == "torch" and _TOO_OLD.match(version):

@@ -54,13 +54,13 @@ _OTHER_NAMES = {
     "pil": "pillow", "python": "", "pytorch": "torch", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 # A version as PEP 440 writes it, with more freedom in the order of its parts.
-_PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
+_PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+(?![0-9])|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
 _WHEEL = re.compile(r"(^|/)[^-/]+-[^-/]+(-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl$")
 # The text before a match is the requirement itself, without options, comment and marker.
 _END = re.compile(r"(^| )(-|#)|;")
 _READS_FILE = re.compile(
-    r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![a-z]+://)([^ ]+)"
+    r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![A-Za-z]+://)([^ ]+)"
 )
 
 
@@ -84,13 +84,14 @@ def fault(text: str) -> Refused | None:
     """Return the refusal of a line with a usual mistake, as pip itself would refuse it. `text`: the line."""
     if re.match(r"(python3? -m )?pip3? +install\b", text):
         return Refused("is a command", "write what it installs alone, like torch==2.13.0")
-    if re.fullmatch(rf"{_NAME}{_EXTRAS} *[=@] *[0-9][^ =]*", text):
+    one_sign = rf"(?P<name>{_NAME}{_EXTRAS}) *[=@] *(?P<version>[0-9][^ =]*)(=[^ =]*)?"
+    if single := re.fullmatch(one_sign, text):
         problem = f"{show(text)} has no == before its version"
-        return Refused(problem, f"write {re.sub(' *[=@] *', '==', text)}")
+        return Refused(problem, f"write {single['name']}=={single['version']}")
     if address := re.search(r"(?:^|[ =@])((?:git|hg|svn|bzr)\+(?![a-z]+:|\$)[^ ]*)", text):
         remedy = "write one like git+ssh://git@HOST/OWNER/NAME.git"
         return Refused(f"{show(address[1])} is no URL", remedy)
-    if version := re.search(r"; *[a-z_]+ *[=!<>~]+ *([0-9][0-9.]*)", text):
+    if version := re.match(r"[^/:;]*; *[a-z_]+ *[=!<>~]+ *([0-9][0-9.]*)", text):
         return Refused(f"{version[1]} in a marker has no quotes", f"write '{version[1]}' there")
     if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
         problem = f"{option[1]} is for pip's command line alone"
@@ -100,7 +101,8 @@ def fault(text: str) -> Refused | None:
     ) and not _WHEEL.search(wheel[1]):
         problem = f"{show(wheel[1])} is no name of a wheel"
         return Refused(problem, "write it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
-    if build := re.search(r"-((?:macosx|win)[_0-9][^-/]*)\.whl(?=[ ;\[#]|$)", text):
+    others = r"(?:macosx|win)[_0-9][^-./ ]*"
+    if build := re.search(rf"-({others}(?:\.{others})*)\.whl(?=[ \[#]|$)(?!.*;)", text):
         problem = (
             f"{show(build[1])} is the build of a wheel for other machines than those with Linux"
         )
@@ -108,7 +110,7 @@ def fault(text: str) -> Refused | None:
     if conda := re.match(r"(?:-r|--requirement)[ =]*([^ ]+\.ya?ml)(?=[ ;]|$)", text):
         problem = f"{conda[1]} is a file of conda, and pip reads lines like torch==2.13.0"
         return Refused(problem, "write a requirements file, or setup: [conda env update -f FILE]")
-    if weak := re.search(r"--hash[= ](?!sha(?:256|384|512):)([^ :]*)", text):
+    if weak := re.search(r"--hash[= ][\"']?(?!sha|[\"'])([^ :\"']*)", text):
         return Refused(f"pip takes no {show(weak[1])} as a --hash", "write sha256:HASH")
     return _package_fault(text)
 
@@ -120,7 +122,7 @@ def _package_fault(text: str) -> Refused | None:
         return Refused(
             problem, f"write {known}" if known else "leave it out; image or setup brings it"
         )
-    versions = _EXACT.findall(_END.split(text)[0])
+    versions = [] if "$" in text else _EXACT.findall(_END.split(text)[0])
     for version in versions:
         if not re.fullmatch(_PEP440, version, re.IGNORECASE):
             remedy = "write one like ==2.13.0, or ==2.* for any that begins so"
@@ -161,6 +163,13 @@ def floats(requirement: str) -> bool:
     return bool(package(requirement)) and "==" not in wanted and "@" not in wanted
 
 
+def are_equal(version: str, other: str) -> bool:
+    """True if pip may install one version for both: 2.13 is 2.13.0, and 2.13.0 may be 2.13.0+cu126."""
+    builds = {each.partition("+")[2] for each in (version, other)} - {""}
+    releases = {re.sub(r"(\.0)+$", "", each.partition("+")[0]) for each in (version, other)}
+    return len(releases) == 1 and len(builds) < 2
+
+
 def ignored_option(requirement: str) -> str:
     """Return the option behind the requirement that pip ignores there; "" without one."""
     option = _IGNORED.match(requirement)
@@ -191,19 +200,27 @@ def may_bring_others(requirement: str) -> bool:
 
 def lines_of(content: str) -> Iterator[tuple[int, str]]:
     """Yield the number of each line of a requirements file, and its text without a comment. A \\ continues a line."""
-    first, before = 0, ""
-    for number, line in enumerate(content.splitlines(), 1):
-        first, text = first if before else number, before + line
-        before = text[:-1] if text.endswith("\\") else ""
-        requirement = " ".join(re.sub(r"(^|\s)#.*", "", text).split())
-        if requirement and not before:
+    first = 0
+    parts: list[str] = []
+    for number, line in enumerate([*content.splitlines(), ""], 1):
+        first = first if parts else number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            parts.append(line[:-1])
+            continue
+        text = "".join([*parts, line])
+        parts = []
+        if requirement := " ".join(re.sub(r"(^|\s)#.*", "", text).split()):
             yield first, requirement
 
 
-def files_of(requirement: str) -> list[str]:
-    """Return the files of the job that the requirement has pip read."""
+def files_of(requirement: str, beside: str = "") -> list[str]:
+    """Return the files of the job that the requirement has pip read.
+
+    `beside`: the directory of the file with this line. An archive is looked for in the working directory all the same.
+    """
     text = re.sub(rf"(^| ){_COMMENT}$", "", requirement)
-    files = _READS_FILE.findall(text)
+    lists = _READS_FILE.findall(re.sub(r"([\"'])([^\"' ]*)\1", r"\2", text))
+    files = [posixpath.join(beside, name) for name in lists if not re.search(r"[\"'$\0]", name)]
     if archive := re.match(rf"({_ARCHIVE})(?=[ ;\[]|$)", text):
         files.append(archive[1])
     return [posixpath.normpath(file) for file in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import posixpath
 import re
@@ -9,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddpgen.bundle import code
+from ddpgen.spec.fields import show
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky.fields import SkyJob
-from ddpgen.tiers.sky.requirement import fault, files_of, floats, lines_of, pins
+from ddpgen.tiers.sky.requirement import are_equal, fault, files_of, floats, lines_of, pins
 
 _CONSTRAINT = re.compile(r"-c|--constraint\b")
 
@@ -28,9 +30,8 @@ def travelling(job: SkyJob, home: Path) -> dict[str, str]:
             file = waiting.pop()
             if not file.startswith(("/", "~")) and file not in fields:
                 fields[file] = f"requirements[{i}]"
-                names = (name for _, line in _lines(file, job, home) for name in files_of(line))
-                beside = posixpath.dirname(file)
-                waiting += (posixpath.normpath(posixpath.join(beside, name)) for name in names)
+                for _, line in _lines(file, job, home):
+                    waiting += files_of(line, posixpath.dirname(file))
     return fields
 
 
@@ -49,7 +50,7 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             problem, remedy = (refused.problem, refused.remedy) if refused else ("", "")
             for _, name, version in pins([line]):
                 other, place = pinned.setdefault(name, (version, file))
-                if other != version:
+                if not are_equal(other, version):
                     problem = f"asks for {name}=={version}, and {place} for {name}=={other}"
                     remedy = "keep one of them"
             if problem:
@@ -57,7 +58,9 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
                     (field, "requirements"), f"{file}:{number}: {problem}", remedy, False
                 )
         floating = (
-            f"{file}:{n}: {line}" for n, line in lines[file] if floats(line) and not fault(line)
+            f"{file}:{n}: {show(line)}"
+            for n, line in lines[file]
+            if floats(line) and not fault(line)
         )
         for first in itertools.islice(floating, 0 if is_constrained else 1):
             problem = f"{first} is another version next month, on the machine that takes over"
@@ -68,9 +71,11 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
 def _lines(file: str, job: SkyJob, home: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file, which lies beside the spec or in `code`. A file that is no text has none."""
     try:
-        path = home / file
-        path = path if path.is_file() else code.find(job.code, home, file)[file]
+        path = code.find(job.code, home, file).get(file, home / file)
         if path.is_file() and not re.search(r"\.(whl|zip|gz|bz2|xz)$", file):
-            yield from lines_of(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, KeyError):
+            content = path.read_bytes()
+            is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
+            yield from lines_of(text.replace("\0", ""))
+    except (OSError, ValueError):
         return

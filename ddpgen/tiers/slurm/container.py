@@ -15,7 +15,7 @@ _TRANSPORTS = {
                   "https", "instance"),
     "pyxis": ("docker", "dockerd", "podman"),
 }  # fmt: skip
-_SHORT_DIGEST = (r".*@sha256:(?![0-9a-f]{64}$).*", "has a digest that is not 64 digits of 0 to f", "write all of it, or a tag", True)  # fmt: skip
+_SHORT_DIGEST = (r"(?![./~]).*@sha256:(?![0-9a-f]{64}$).*", "has a digest that is not 64 digits of 0 to f", "write all of it, or a tag", True)  # fmt: skip
 # Runtime → forms of an image that it refuses or misreads: the pattern, the problem, the remedy, and True for an error.
 _FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
 # No path in a bundle's `code`, no absolute path, no transport, and no word that the supervisor fills in.

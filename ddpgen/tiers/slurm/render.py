@@ -30,10 +30,10 @@ _OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CP
 # Option of sbatch → its values (Slurm 25.05).
 _VALUES = {
     "distribution": re.compile(
-        r"(\*|block|cyclic|arbitrary|plane(=\d+)?|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?",
+        r"(\*|block|cyclic|arbitrary|hostfile|plane(=\d+)?|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?",
         re.IGNORECASE,
     ),
-    "hint": re.compile("compute_bound|memory_bound|(no)?multithread|help", re.IGNORECASE),
+    "hint": re.compile("(compute_bound|memory_bound|(no)?multithread|,)+", re.IGNORECASE),
 }
 # Options that ask for GPUs without a field. --gres has a rule of its own.
 _GPUS = re.compile(r"--gpus(?:-per-socket)?=(?!(?:.*:)?0$)|--tres-per-task=(?:.*,)?gres[:/]gpu\b")
@@ -159,11 +159,11 @@ def _gpus(job: SlurmJob) -> Iterator[Conflict]:
             problem = f"{option} asks for GPUs, and the job uses none"
             remedy = "write gpus_per_node: N and procs_per_node: N"
             yield Conflict((*fields, "gpus_per_node"), problem, remedy)
-        total = re.fullmatch(r"--gpus=(?:.*:)?(\d+)", option)
+        asked = re.fullmatch(r"--gpus=((?:[^:,]+:)?\d+(?:,[^:,]+:\d+)*)", option)
         needed = (job.gpus_per_node or 0) * job.nodes.minimum
-        if job.gpus_per_node and total and int(total[1]) < needed:
+        if asked and sum(int(each.rpartition(":")[2]) for each in asked[1].split(",")) < needed:
             problem = f"{option} is for all nodes together, which need {needed}"
-            yield Conflict(fields, problem, "leave it out: gpus_per_node asks for them")
+            yield Conflict(fields, problem, f"write --gpus={needed}, or gpu_request in its place")
         bound = environment.bound_gpus(option)
         if job.gpus_per_node and bound is not None and bound < job.procs_per_node:
             problem = f"{option} leaves the {job.procs_per_node} processes of a node {bound} GPU(s), because they are one task"

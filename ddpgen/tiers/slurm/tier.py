@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -28,7 +29,9 @@ class Slurm(Tier[SlurmJob]):
         image = re.fullmatch(
             r"(?:\./)?code/(.+\.(?:sif|img|sqsh))", container.image if container else ""
         )
-        return {image[1]: "environment.container.image"} if image else {}
+        if image is None or any(image[1] in line for line in job.setup):  # which may make it
+            return {}
+        return {posixpath.normpath(image[1].lstrip("/")): "environment.container.image"}
 
     def plan(self, job: SlurmJob) -> Plan:
         return plan.plan(job)
