@@ -292,7 +292,7 @@ def makers_that_run(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
 
     def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
         frame: FrameType | None = sys._getframe(1)
-        for _ in range(2):  # the expression may be that of a function like warning()
+        for _ in range(2):  # a function like warning() may stand between
             if frame is not None:
                 ran.add((frame.f_code.co_filename, frame.f_lineno))
                 frame = frame.f_back

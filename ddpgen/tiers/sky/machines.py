@@ -17,8 +17,8 @@ from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import may_bring_others, package
 
 # Feature of SkyPilot 0.14 → the clouds without it (sky/clouds/), which tests/sky compares with the installed SkyPilot.
-# Where it depends on the machine or the cluster, the cloud is not listed: spot machines and network tiers on Kubernetes,
-# network tiers on Nebius, images of containers on Slurm.
+# A cloud is not listed if only some of its machines or clusters lack the feature. Kubernetes and Nebius may have
+# network tiers, Kubernetes may have spot machines, and Slurm may have images of containers.
 WITHOUT: Mapping[str, frozenset[str]] = {
     name: frozenset(clouds.split())
     for name, clouds in {

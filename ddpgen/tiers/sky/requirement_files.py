@@ -69,7 +69,7 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
 
 
 def _lines(file: str, job: SkyJob, home: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, which lies beside the spec or in `code`. A file that is no text has none."""
+    """Yield the lines of a file in `code` or beside the spec. A binary file has none."""
     try:
         path = code.find(job.code, home, file).get(file, home / file)
         if path.is_file() and not re.search(r"\.(whl|zip|gz|bz2|xz)$", file):
