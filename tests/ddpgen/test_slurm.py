@@ -373,6 +373,9 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(
 WARNED = [
     ("mail_to: me@x.org, mail_on: [none, END]", "9:39 targets.slurm.mail_on", "no mail at all"),
     ("mail_to: me@x.org, mail_on: NONE", "", ""),
+    ("mail_to: me@x.org, mail_on: [END, array_tasks]", "9:39 targets.slurm.mail_on", "array"),
+    ("dependency: aftercorr:12", "9:23 targets.slurm.dependency", "afterok"),
+    (f"{SCRIPT}, args: ['{{array_index}}']}}, array: 0-3, dependency: aftercorr:12", "", ""),
     (
         "environment: {container: {image: /x, mounts: ['/a:/d', '/b:/d:ro', '/b:/e']}}",
         "9:66 targets.slurm.environment.container.mounts[1]",

@@ -260,8 +260,7 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
     for name in ("step_time", "write_time"):
         if job.warning is not None and getattr(job, name) is not None:
             yield unwise.no_effect(name, "where warning is given")
-    if job.array_parallelism and not job.points:
-        yield unwise.no_effect("array_parallelism", "without a sweep")
+    yield from _only_of_arrays(job)
     if not job.mail_to and job.mail_on != SlurmJob.mail_on:
         yield unwise.no_effect("mail_on", "without mail_to")
     if "NONE" in map(str.upper, job.mail_on) and len(job.mail_on) > 1:
@@ -273,6 +272,16 @@ def _without_effect(job: SlurmJob) -> Iterator[Conflict]:
         yield unwise.no_effect("ssh_options", "without login")
     if not job.login and job.dir != SlurmJob.dir:
         yield unwise.no_effect("dir", "without login")
+
+
+def _only_of_arrays(job: SlurmJob) -> Iterator[Conflict]:
+    if job.array_parallelism and not job.points:
+        yield unwise.no_effect("array_parallelism", "without a sweep")
+    if not job.indices and "ARRAY_TASKS" in map(str.upper, job.mail_on):
+        yield unwise.no_effect("mail_on", "for ARRAY_TASKS without an array or a sweep")
+    if not job.indices and "aftercorr:" in (job.dependency or "").lower():
+        problem = "aftercorr waits for the same task of another array, and this job is no array"
+        yield Conflict(("dependency",), problem, "write afterok:JOB", False)
 
 
 def _environment(job: SlurmJob) -> Iterator[Conflict]:
