@@ -138,7 +138,7 @@ def _imports(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _beside_spec(tree: ast.Module, job: JobSpec, home: Path) -> Iterator[str]:
-    """Yield the modules that the script always imports, if their only file is beside the spec."""
+    """Yield the modules that the script always imports, if their files are in the spec's directory alone."""
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     if "path" in attributes and "sys" in imported(tree):
         return

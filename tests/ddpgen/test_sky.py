@@ -274,8 +274,9 @@ REFUSED = [
     *(
         (f"{BUCKET}, requirements: ['{line}']", "", "10:42 targets.sky.requirements[0]", word)
         for line, word in (
-            ("./x-1-py3-none-macosx_11_0_arm64.whl", "other machines"),
+            ("./x-1-py3-none-macosx_11_0_arm64.whl", "run Linux"),
             ("a==1 --hash=md5:00", 'no "md5" as'),
+            ("a==1 --hash=sha1:00", 'no "sha1" as'),
             ("-r conda.yml", "setup: "),
         )
     ),
@@ -712,8 +713,12 @@ WARNED = [
         "10:55 targets.sky.network_tier",
         "network tiers",
     ),
-    (f"{BUCKET}, infra: oci, image: 'docker:a/b'", "10:46 targets.sky.image", "containers on oci"),
-    (f"{BUCKET}, infra: mithril, image: my-image", "10:50 targets.sky.image", "images of its own"),
+    (
+        f"{BUCKET}, infra: oci, image: 'docker:a/b'",
+        "10:46 targets.sky.image",
+        "container images on oci",
+    ),
+    (f"{BUCKET}, infra: mithril, image: my-image", "10:50 targets.sky.image", "machine images"),
     (
         f"{BUCKET}, preempted_every: 2h, train: {SCRIPT_INSTEAD}",
         "10:44 targets.sky.preempted_every",

@@ -159,19 +159,19 @@ def test_the_recorded_keys_are_those_of_skypilot(skypilot: SkyPilot, section: st
 
 
 FEATURES = {
-    "jobs of several machines": "MULTI_NODE",
+    "multi-node jobs": "MULTI_NODE",
     "spot machines": "SPOT_INSTANCE",
     "disk tiers": "CUSTOM_DISK_TIER",
     "network tiers": "CUSTOM_NETWORK_TIER",
-    "images of containers": "DOCKER_IMAGE",
-    "images of its own": "IMAGE_ID",
+    "container images": "DOCKER_IMAGE",
+    "machine images": "IMAGE_ID",
 }
 ALIASES = {"digitalocean", "k8s"}
 # These lack a feature only on some of their machines, or in some clusters.
 SOME_CLUSTERS = {
     "spot machines": {"kubernetes", "ssh"},
     "network tiers": {"kubernetes", "ssh", "nebius"},
-    "images of containers": {"slurm"},
+    "container images": {"slurm"},
 }
 
 

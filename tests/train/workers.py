@@ -24,7 +24,7 @@ from train.__main__ import run as main
 from train.checkpoint.checkpointer import Checkpointer
 from train.run.lock import claim
 
-# A run imports these modules later, and without this each of its forks would import them anew.
+# A run imports these modules later. Its forks find them imported.
 for _module in [
     "encodings.idna",
     "numpy.random",

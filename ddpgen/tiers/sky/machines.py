@@ -18,11 +18,11 @@ from ddpgen.tiers.sky.requirement import may_bring_others, package
 
 # Feature of SkyPilot 0.14 → the clouds without it (sky/clouds/), which tests/sky compares with the installed SkyPilot.
 # A cloud is not listed if only some of its machines or clusters lack the feature. Kubernetes and Nebius may have
-# network tiers, Kubernetes may have spot machines, and Slurm may have images of containers.
+# network tiers, Kubernetes may have spot machines, and Slurm may have container images.
 WITHOUT: Mapping[str, frozenset[str]] = {
     name: frozenset(clouds.split())
     for name, clouds in {
-        "jobs of several machines": "hyperbolic primeintellect runpod seeweb shadeform vast verda vsphere yotta",
+        "multi-node jobs": "hyperbolic primeintellect runpod seeweb shadeform vast verda vsphere yotta",
         "spot machines":
             "cudo digitalocean do fluidstack hyperbolic lambda paperspace scp seeweb shadeform slurm vsphere yotta",
         "disk tiers":
@@ -31,8 +31,8 @@ WITHOUT: Mapping[str, frozenset[str]] = {
         "network tiers":
             "azure cudo digitalocean do fluidstack hyperbolic lambda mithril paperspace primeintellect runpod"
             " scp seeweb shadeform vast verda vsphere yotta",
-        "images of containers": "cudo hyperbolic ibm oci primeintellect scp shadeform verda vsphere",
-        "images of its own":
+        "container images": "cudo hyperbolic ibm oci primeintellect scp shadeform verda vsphere",
+        "machine images":
             "cudo fluidstack hyperbolic lambda mithril paperspace primeintellect scp seeweb shadeform vsphere",
     }.items()
 }  # fmt: skip
@@ -162,12 +162,12 @@ def _without(job: SkyJob) -> Iterator[Conflict]:
     image = job.image or ""
     in_docker = image.startswith("docker:")
     needed = {
-        "jobs of several machines": ("nodes", job.nodes != 1, "write nodes: 1"),
+        "multi-node jobs": ("nodes", job.nodes != 1, "write nodes: 1"),
         "spot machines": ("spot", job.spot and not job.on_demand_fallback, "write spot: false"),
         "disk tiers": ("disk_tier", job.disk_tier not in (None, "best"), "leave it out"),
         "network tiers": ("network_tier", job.network_tier == "best", "leave it out"),
-        "images of containers": ("image", in_docker, "leave it out"),
-        "images of its own": ("image", image and not in_docker, "leave it out"),
+        "container images": ("image", in_docker, "leave it out"),
+        "machine images": ("image", image and not in_docker, "leave it out"),
     }
     for feature, (field, is_needed, remedy) in needed.items():
         if is_needed and job.infra and job.clouds <= WITHOUT[feature]:

@@ -103,14 +103,12 @@ def fault(text: str) -> Refused | None:
         return Refused(problem, "write it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
     others = r"(?:macosx|win)[_0-9][^-./ ]*"
     if build := re.search(rf"-({others}(?:\.{others})*)\.whl(?=[ \[#]|$)(?!.*;)", text):
-        problem = (
-            f"{show(build[1])} is the build of a wheel for other machines than those with Linux"
-        )
-        return Refused(problem, "write the one for linux_x86_64")
+        problem = f"{show(build[1])} is the platform of a wheel, and the machines run Linux"
+        return Refused(problem, "write the wheel for Linux")
     if conda := re.match(r"(?:-r|--requirement)[ =]*([^ ]+\.ya?ml)(?=[ ;]|$)", text):
         problem = f"{conda[1]} is a file of conda, and pip reads lines like torch==2.13.0"
         return Refused(problem, "write a requirements file, or setup: [conda env update -f FILE]")
-    if weak := re.search(r"--hash[= ][\"']?(?!sha|[\"'])([^ :\"']*)", text):
+    if weak := re.search(r"--hash[= ][\"']?(?!sha(?:256|384|512):|[\"'])([^ :\"']*)", text):
         return Refused(f"pip takes no {show(weak[1])} as a --hash", "write sha256:HASH")
     return _package_fault(text)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import itertools
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -62,14 +61,17 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             for n, line in lines[file]
             if floats(line) and not fault(line)
         )
-        for first in itertools.islice(floating, 0 if is_constrained else 1):
+        if not is_constrained and (first := next(floating, "")):
             problem = f"{first} is another version next month, on the machine that takes over"
             remedy = "write NAME==VERSION there, or run ddpgen lock"
             yield Conflict((field, "requirements"), problem, remedy, False)
 
 
 def _lines(file: str, job: SkyJob, home: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file in `code` or beside the spec. A binary file has none."""
+    """Yield each line of `file`, with its number. Yields nothing if the file is no text.
+
+    The file in `code` takes precedence, because the bundle contains that file.
+    """
     try:
         path = code.find(job.code, home, file).get(file, home / file)
         if path.is_file() and not re.search(r"\.(whl|zip|gz|bz2|xz)$", file):

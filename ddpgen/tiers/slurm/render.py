@@ -113,11 +113,8 @@ def _options(job: SlurmJob) -> Iterator[Conflict]:
                 (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
             )
         if name in _VALUES and not _VALUES[name].fullmatch(value):
-            problem, remedy = (
-                f"{show(value)} is no value of --{name}",
-                f"see sbatch(1) for --{name}",
-            )
-            yield Conflict((f"extra[{i}]", "extra"), problem, remedy)
+            problem = f"{show(value)} is no value of --{name}"
+            yield Conflict((f"extra[{i}]", "extra"), problem, f"see --{name} in sbatch(1)")
     memory = ("mem-per-cpu", "mem-per-gpu")
     if all(directives.option_values(job, name) for name in memory):
         problem = "sbatch takes one of --mem-per-cpu and --mem-per-gpu, not both"
