@@ -95,10 +95,22 @@ def _lines(requirements: Sequence[str]) -> Iterator[str]:
         yield line
         for _, file in _READS_FILE.findall(line):
             try:
-                yield f"# sha256:{hashlib.sha256(read_file(Path(file))).hexdigest()}"
+                yield from _hashes(Path(file), set())
             except OSError as error:
                 message = f"{file}: {error.strerror}; correct {requirement} in requirements"
                 raise Refusal(EXIT_UNAVAILABLE, message) from None
+
+
+def _hashes(file: Path, hashed: set[Path]) -> Iterator[str]:
+    """Yield the hash of a file, and those of the files that it has pip read. pip itself names one that is not there."""
+    content = read_file(file)
+    hashed.add(file)
+    yield f"# sha256:{hashlib.sha256(content).hexdigest()}"
+    for line in content.decode("utf-8", "replace").splitlines():
+        for _, name in _READS_FILE.findall(line):
+            named = Path(os.path.normpath(file.parent / name))
+            if named not in hashed and named.is_file():
+                yield from _hashes(named, hashed)
 
 
 def _on_this_host(reads: re.Match[str]) -> str:

@@ -78,6 +78,19 @@ def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
     assert listed.startswith(f"torch\n{option}{file}\n# sha256:")
 
 
+def test_one_is_made_anew_when_a_file_that_a_file_names_has_changed(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "code" / "base.txt"
+    (tmp_path / "code" / "sub").mkdir(parents=True)
+    (tmp_path / "code" / "sub" / "gpu.txt").write_text("torch\n-r ../base.txt\n-c none.txt\n")
+    for text in ("numpy==2.0", "numpy==2.0", "numpy==2.1\n-r sub/gpu.txt"):
+        base.write_text(text)
+        assert install.main([str(tmp_path / "env"), "--", "-r sub/gpu.txt"]) == 0
+    assert maker.made == [False, True]
+
+
 def test_each_file_of_a_line_is_found_in_the_bundle(
     maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
