@@ -44,8 +44,8 @@ sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests
 frameworks: venv ## Hugging Face, Lightning and accelerate, for the tests of scripts written with them
 	@tools/venv.sh frameworks
 
-check: static ## format, lint, types and every test that starts no engine: about 3 minutes
-	$(PYTEST) -m "not real and not nightly" $(ARGS)
+check: static ## format, lint, types and the quick tests, which start no engine: under 3 minutes
+	$(PYTEST) -m "not real and not slow and not nightly" $(ARGS)
 
 test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)

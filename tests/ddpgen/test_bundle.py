@@ -269,6 +269,7 @@ def test_a_render_killed_at_any_moment_leaves_the_old_bundle_or_the_new_one(
     assert os.listdir(tmp_path / "build") == ["gpt"]
 
 
+@pytest.mark.slow
 def test_renders_at_the_same_moment_take_turns(render: Render, tmp_path: Path) -> None:
     specs = []
     for restarts in range(4):

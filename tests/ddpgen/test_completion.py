@@ -159,6 +159,7 @@ def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
         opened.close()
 
 
+@pytest.mark.slow
 def test_a_terminal_completes_words_and_files(terminal: Terminal, place: Path) -> None:
     for line, added in (
         ("rend", "er"),

@@ -182,6 +182,7 @@ def test_a_wrong_argument_is_met_once_and_before_anything_starts(
     assert not ours.checkpoints.exists()
 
 
+@pytest.mark.slow
 def test_links_to_the_script_and_to_the_bundle_lead_to_the_same_job(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:

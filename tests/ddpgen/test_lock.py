@@ -115,6 +115,7 @@ def python_with_pip(place: Path) -> Path:
     return place / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_what_the_python_of_the_spec_has_is_locked(
     run: Run,
     spec: Callable[..., Path],

@@ -24,6 +24,7 @@ def command(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
 def test_the_generator_and_the_training_share_out_alike(
     micro_batches: int, weights: list[Fraction]

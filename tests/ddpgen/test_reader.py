@@ -570,6 +570,7 @@ def test_any_text_at_all_ends_in_a_spec_or_in_findings(text: str | bytes) -> Non
     assert all(re.match(r"job\.yaml:\d+:\d+: ", line) for line in refused.split("\n"))
 
 
+@pytest.mark.slow
 @given(drawn.job(yaml.safe_load(GPT)) | drawn.one_field(yaml.safe_load(GPT)) | drawn.ANYTHING)
 def test_any_value_in_any_field_ends_in_a_job_that_a_bundle_holds_or_in_findings(data: Any) -> None:
     text = yaml.safe_dump(data, allow_unicode=True)

@@ -276,6 +276,7 @@ def test_the_schema_takes_a_part_of_a_spec(layer: dict[str, Any]) -> None:
     assert not VALIDATOR.is_valid({"restart": 10, **layer})
 
 
+@pytest.mark.slow
 @given(drawn.job(yaml.safe_load(GPT)))
 def test_the_schema_takes_any_spec_that_the_reader_takes(spec: dict[str, Any]) -> None:
     raw = yaml.safe_dump(spec, allow_unicode=True).encode("utf-8", "surrogatepass")

@@ -369,6 +369,7 @@ def begun(directory: Path, status: str) -> None:
     (directory / "point.json").write_text('{"id": "x", "arguments": []}')
 
 
+@pytest.mark.slow
 def test_the_report_of_a_sweep_is_one_page_and_of_one_point_its_own(
     run: Run, tmp_path: Path
 ) -> None:

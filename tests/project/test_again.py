@@ -37,6 +37,7 @@ def test_never_fails():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "code", "named", "last"),
     [

@@ -84,6 +84,7 @@ def test_process_left_behind_fails_its_test_and_is_named_and_killed(tmp_path: Pa
     assert not [line for line in running if line in (b"sleep\x001001\0", b"sleep\x001002\0")]
 
 
+@pytest.mark.slow
 def test_skipped_real_test_is_a_failure_in_ci_and_only_there(tmp_path: Path) -> None:
     assert "2 skipped" in run_pytest(tmp_path, SKIPS)
     assert "1 failed, 1 skipped" in run_pytest(tmp_path, SKIPS, CI="true")

@@ -15,6 +15,7 @@ ENVIRONMENT = ROOT / ".venv-docs"
 DEAD = {"README.md": "docs/nowhere.md", "docs/adr/0003-the-status-file.md": "../spec.md#nowhere"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ENVIRONMENT.is_dir(), reason="`make site` has made no .venv-docs")
 def test_dead_links_fail_the_site_and_are_named(tmp_path: Path) -> None:
     for path in ROOT.iterdir():

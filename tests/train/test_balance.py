@@ -242,6 +242,7 @@ def losses(of: Run) -> list[float]:
     return [row["loss"] for row in jobs.rows(of.directory, "step")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [pytest.param("gpt", GPT, marks=pytest.mark.nightly), ("batch_norm_and_dropout", ())],
@@ -260,6 +261,7 @@ def test_a_change_at_every_step_changes_no_bit(
         jobs.assert_same_bits(moved.tensors(), alone.tensors())
 
 
+@pytest.mark.slow
 def test_a_throttled_rank_gets_less_until_the_throttle_is_lifted(tmp_path: Path) -> None:
     throttle, lifted = tmp_path / "throttle", 25
     flags = (f"--arg=file={json.dumps(str(throttle))}", f"--arg=until={lifted}", "--steps=45")

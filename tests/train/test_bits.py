@@ -35,10 +35,12 @@ def elsewhere(threads: int = 1, **env: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_with_the_same_settings_give_the_same_bits() -> None:
     assert elsewhere() == elsewhere(OMP_NUM_THREADS="3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threads", "env", "seen", "cause"),
     [

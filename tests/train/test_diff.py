@@ -108,6 +108,7 @@ def start(place: Path, made: Made) -> tuple[str, dict[str, str], list[str]]:
     return str(bundle), {"HOME": str(place), **dict(filter(all, [made.variable]))}, argv
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "first"),
     [

@@ -104,6 +104,7 @@ RENAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -98,6 +98,7 @@ def test_the_compiler_is_there_for_whoever_asks(python: Python, use: str) -> Non
     assert python(f"{STEP}\n{use}\n{asks}") == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_hooks_of_the_users_are_called_and_may_import_it(python: Python) -> None:
     """In another thread, too: a step hides nothing."""
     code = """

@@ -53,6 +53,7 @@ def test_a_step_is_the_step_that_plain_torch_takes(name: str, tmp_path: Path) ->
             assert torch.allclose(value, expected[key], atol=1e-5), (key, processes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -87,6 +88,7 @@ def test_buffers_become_the_mean_over_the_micro_batches(tmp_path: Path) -> None:
     assert torch.equal(found["mask"], torch.full((3, 3), float("-inf")).triu(1))
 
 
+@pytest.mark.slow
 def test_buffers_of_all_kinds_have_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
     alone = trained(tmp_path, "mixed_buffers", 1, "--micro-batch-size=2")
     assert alone.codes == [0], alone.output
@@ -98,6 +100,7 @@ def test_buffers_of_all_kinds_have_the_same_bits_on_any_number_of_processes(tmp_
         assert_same_bits(together.tensors(), alone.tensors())
 
 
+@pytest.mark.slow
 def test_many_buffers_cost_no_more_than_a_look_at_each() -> None:
     """3000 buffers took 0.14 s a micro-batch when each was looked for in a list of them all."""
     model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(1) for _ in range(1000)))
@@ -179,6 +182,7 @@ def test_a_step_with_an_unreduced_parameter_is_never_committed(tmp_path: Path) -
     assert checkpoints(done.directory)[-1].name <= "step-000000003"
 
 
+@pytest.mark.slow
 def test_a_layer_left_out_now_and_then_gets_the_same_gradient_everywhere(tmp_path: Path) -> None:
     flag = "--find-unused-parameters"
     alone = trained(tmp_path, "branching", 1, flag)

@@ -42,6 +42,7 @@ def killed_and_resumed(place: Path, name: str, *arguments: str) -> Run:
     return done
 
 
+@pytest.mark.slow
 def test_a_schedule_of_ones_own_sets_the_rate_through_a_restart(tmp_path: Path) -> None:
     whole = completed(tmp_path / "whole", "own_schedule", 1, "--steps=8")
     rates = {row["step"]: row["lr"] for row in rows(whole.directory, "step")}
@@ -50,6 +51,7 @@ def test_a_schedule_of_ones_own_sets_the_rate_through_a_restart(tmp_path: Path) 
     assert_same_bits(halves.tensors(), whole.tensors())
 
 
+@pytest.mark.slow
 def test_several_optimizers_step_together_to_the_same_bits(tmp_path: Path) -> None:
     import_compiler()
     flags = ("--steps=8", "--schedule=cosine", "--warmup-steps=2", "--grad-clip=0.5")
@@ -142,6 +144,7 @@ def test_a_logger_that_fails_costs_nothing_and_is_told_of_once(tmp_path: Path) -
     assert len(rows(tmp_path / "bad", "step")) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "samples", [11, 4]
 )  # the last batch is smaller; two of three ranks have one
@@ -265,6 +268,7 @@ def test_training_ends_when_no_evaluation_is_better_any_more(tmp_path: Path) -> 
     assert more.status.split()[2] == "20"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [20, 50])
 def test_a_kill_changes_neither_the_best_nor_the_end(after: int, tmp_path: Path) -> None:
     whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
@@ -274,6 +278,7 @@ def test_a_kill_changes_neither_the_best_nor_the_end(after: int, tmp_path: Path)
     assert_same_bits(halves.tensors(), whole.tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [4, 5])
 def test_a_longer_run_decides_as_the_undisturbed_one(steps: int, tmp_path: Path) -> None:
     whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
@@ -313,6 +318,7 @@ def test_a_dataset_of_batches_needs_no_single_samples(tmp_path: Path) -> None:
     assert_same_bits(batches.tensors(), samples.tensors())
 
 
+@pytest.mark.slow
 def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None:
     flags = ["--eval-every=2", "--micro-batch-size=2"]
     alone = completed(tmp_path / "alone", "augmented", 1, *flags)

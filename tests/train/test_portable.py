@@ -75,6 +75,7 @@ def probed(*wanted: Wanted) -> list[dict[str, str]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_an_older_host_and_one_of_another_maker_give_the_same_bits_only_with_portable() -> None:
     intel, amd, older, expected, *others = probed(

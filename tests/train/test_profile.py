@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.train import workers
@@ -26,6 +27,7 @@ def steps_in(trace: Path) -> int:
     return sum(str(event.get("name")).startswith("Optimizer.step") for event in events)
 
 
+@pytest.mark.slow
 def test_every_rank_traces_its_steps_and_the_bits_stay(tmp_path: Path) -> None:
     workers.import_compiler()
     plain = workers.run(tmp_path / "plain", f"{PARTS}:no_split", 2)
@@ -44,6 +46,7 @@ def test_every_rank_traces_its_steps_and_the_bits_stay(tmp_path: Path) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_start_within_the_range_traces_what_is_left_of_it(tmp_path: Path) -> None:
     workers.import_compiler()
     args = ("--profile=2..9", "--checkpoint-every=1 steps", "--steps=6")

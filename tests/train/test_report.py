@@ -144,6 +144,7 @@ def whole() -> History:
     return history(killed_and_preempted(), Path("job"), status, manifest, "step-10/model.pt")
 
 
+@pytest.mark.slow
 def test_the_page_holds_everything_and_fetches_nothing() -> None:
     text = page(whole(), "a <job>")
     parsed = Parsed(text)
@@ -189,6 +190,7 @@ def test_micro_batches_that_moved_have_a_table_and_others_none() -> None:
     assert ("<tr><td>10</td>" in text, "<tr><td>11</td>" in text) == (False, True)
 
 
+@pytest.mark.slow
 def test_each_recovery_has_its_stages_and_what_was_lost() -> None:
     # The launcher restarts its workers in place, then it is lost with them; the last step before each was at 108 and 128.5.
     second = {"launcher": 90.0, "process": 110.0, "torch import": 114.0, "first step": 121.0}
@@ -247,6 +249,7 @@ def test_the_command_writes_the_page_and_names_it(
     assert load(tmp_path).checkpoint == "step-000000010/model.pt"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_long_run_writes_it_and_never_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,11 +43,13 @@ def history(of: Run) -> list[dict[str, Any]]:
     return [{key: row[key] for key in row if key not in own} for row in said]
 
 
+@pytest.mark.slow
 def test_gpt_with_dropout(tmp_path: Path) -> None:
     flags = (*GPT, "--steps=12", "--schedule=cosine")
     assert_all_equal([trained(tmp_path / str(n), "gpt", n, *flags) for n in PROCESSES])
 
 
+@pytest.mark.slow
 def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path: Path) -> None:
     flags = (*GPT, "--steps=6")
     even = trained(tmp_path / "even", "gpt", 1, *flags)
@@ -55,6 +57,7 @@ def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path
     assert_all_equal([even, uneven])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["tree", "allreduce"])
 def test_a_run_that_goes_on_equals_the_undisturbed_one(tmp_path: Path, reduction: str) -> None:
     flags = (*GPT, f"--reduction={reduction}")

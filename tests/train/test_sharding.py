@@ -56,6 +56,7 @@ GPT = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_file_is_that_of_a_run_without_it(tmp_path: Path) -> None:
     """And the digest of the weights after each step, which is in the receipt."""
     whole = done(tmp_path / "whole", "gpt", 1, *GPT, "--digest")
@@ -71,6 +72,7 @@ def receipt(of: Run) -> str:
     return str(start["receipt"])
 
 
+@pytest.mark.slow
 def test_it_may_be_switched_on_and_off_at_any_restart(tmp_path: Path) -> None:
     whole = files(done(tmp_path / "whole", "gpt", 1, *GPT))
     place = tmp_path / "restarted"
@@ -82,6 +84,7 @@ def test_it_may_be_switched_on_and_off_at_any_restart(tmp_path: Path) -> None:
     assert files(last).items() >= {k: v for k, v in whole.items() if "-000000002/" not in k}.items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",
     [
@@ -215,6 +218,7 @@ def is_first(optimizers: Sequence[Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [[[0], [1, 2]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.nightly)]
 )
@@ -400,6 +404,7 @@ def anonymous_bytes() -> int:
     return 1024 * int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0])
 
 
+@pytest.mark.slow
 def test_collecting_and_loading_take_a_bucket_and_the_own_part(tmp_path: Path) -> None:
     whole = 64 << 20  # of state
 

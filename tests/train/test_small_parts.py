@@ -244,6 +244,7 @@ def test_the_learning_rate_is_a_function_of_the_step(schedule: str, factors: lis
     assert [lr_factor(settings, step, 6) for step in range(6)] == pytest.approx(factors)
 
 
+@pytest.mark.slow
 def test_parameter_groups_keep_their_proportions() -> None:
     a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1)

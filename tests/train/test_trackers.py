@@ -115,6 +115,7 @@ def read_events(directory: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_has_each_step_once_in_tensorboard(tmp_path: Path) -> None:
     args = ("--tracker=tensorboard", "--checkpoint-every=2 steps", "--log-every=1")
     args += (f"--arg=killed={json.dumps(str(tmp_path / 'killed'))}",)

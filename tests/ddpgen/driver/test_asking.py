@@ -78,6 +78,7 @@ def test_status_shows_a_jobs_end_and_not_what_an_earlier_head_has_left(stage: Ma
     assert job == ["rank 0 moved to lap", "done at step 40", "killed while it was running"]
 
 
+@pytest.mark.slow
 def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     ours = stage("desk")
     ours.part("desk", "listen")
@@ -219,6 +220,7 @@ def test_the_command_stop_asks_every_host_and_fails_if_one_does_not_answer(
     )
 
 
+@pytest.mark.slow
 def test_logs_shows_the_newest_launch(stage: Make) -> None:
     ours = stage()
     code, output = ours.play("--logs")
@@ -378,6 +380,7 @@ def test_fetch_brings_the_figures_of_a_probe(stage: Make) -> None:
     assert (code, names(ours.checkpoints)) == (0, ["probe.json"]), output
 
 
+@pytest.mark.slow
 def test_verbose_shows_each_ssh_of_run_sh_and_its_end(stage: Make, tmp_path: Path) -> None:
     ours = stage("desk", "lap")
     ours.door("lap", "refused")

@@ -75,6 +75,7 @@ def test_a_job_that_has_failed_for_another_reason_is_not_started_again() -> None
     assert not all_by_fault([faulty, End("a", "failed", 1, "rank 0: CUDA out of memory")])
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_host_whose_gpu_failed_twice(stage: Make) -> None:
     ours = stage(*THREE, spares=1)
     for name in ("desk", "lap"):
@@ -99,6 +100,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_gpu_failed_twice(stage: Make) -
     assert (ours.home("lap") / "launches").read_text().count("\n") == 3
 
 
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_its_bad_head(stage: Make) -> None:
     ours = stage("lap", "desk", "tower", elastic=[2, 3])
     for name in ("lap", "desk", "tower"):
@@ -110,6 +112,7 @@ def test_an_elastic_job_goes_on_without_its_bad_head(stage: Make) -> None:
     assert (ours.home("lap") / "launches").read_text().count("\n") == 2
 
 
+@pytest.mark.slow
 def test_without_room_or_if_it_is_only_a_check_nothing_is_started_again(stage: Make) -> None:
     ours = stage()
     for name in ("desk", "lap"):

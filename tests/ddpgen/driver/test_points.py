@@ -33,6 +33,7 @@ def started(output: str) -> list[str]:
     return [heads[line] for line in output.splitlines() if line in heads]
 
 
+@pytest.mark.slow
 def test_each_point_is_trained_and_the_hosts_are_told_which(stage: Make) -> None:
     pair = stage(points=POINTS)
     code, output = pair.play("--steps=5")
@@ -55,6 +56,7 @@ def test_a_point_that_is_done_on_a_host_is_not_started_again(stage: Make) -> Non
     assert started(output) == ["lr=2", "lr=3"]
 
 
+@pytest.mark.slow
 def test_a_failed_point_is_named_at_the_end_and_a_stopped_one_ends_the_sweep(stage: Make) -> None:
     pair = stage(points=POINTS)
     pair.part("desk", "fail", "done")
@@ -88,6 +90,7 @@ def test_a_stop_is_asked_for_in_the_directory_of_the_point(stage: Make) -> None:
     assert (place / "stop").exists()
 
 
+@pytest.mark.slow
 def test_a_preflight_of_a_point_puts_no_fault_on_file(stage: Make) -> None:
     pair = stage(points=POINTS)
     pair.part("desk", "gpu")

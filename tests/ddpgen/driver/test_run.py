@@ -135,6 +135,7 @@ def test_what_the_lock_lists_is_installed_on_all_hosts_before_any_starts(stage: 
     assert pair.started() == ["desk", "laptop"]
 
 
+@pytest.mark.slow
 def test_a_bundle_is_sent_over_an_earlier_one_and_over_nothing_else(stage: Make) -> None:
     ours = stage()
     assert ours.play()[0] == 0
@@ -211,6 +212,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_started(
     assert ours.started() == []
 
 
+@pytest.mark.slow
 def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> None:
     ours = stage()
     first = training(ours, "desk", "lap")
@@ -262,6 +264,7 @@ def test_a_host_that_refuses_to_start_ends_the_launch_with_its_code(
     assert table(output)["lap"][:2] == ["refused", str(code)]
 
 
+@pytest.mark.slow
 def test_a_script_killed_on_its_host_and_a_cut_connection_are_losses(stage: Make) -> None:
     ours = plays(stage("desk", "lap", "vm"), desk="listen", lap="listen", vm="die")
     code, output = ours.play()
@@ -410,6 +413,7 @@ def test_what_was_started_by_nohup_lives_on_when_the_terminal_closes(stage: Make
     assert process.returncode == 75
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_or_is_slow_ends_nothing_and_costs_no_line_of_the_logs(
     stage: Make,
 ) -> None:

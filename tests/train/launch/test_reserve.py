@@ -25,6 +25,7 @@ def ports() -> range:
     return range(begin, begin + 50)
 
 
+@pytest.mark.slow
 def test_twenty_at_once_get_twenty_ports_and_give_them_back_in_the_end(ports: range) -> None:
     keep = (
         "import sys; from train.launch import reserve; "

@@ -207,6 +207,7 @@ def test_a_run_of_strangers_is_not_joined(
     assert f"port {here.port} of a (127.0.0.1): it is held by " in line
 
 
+@pytest.mark.slow
 def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
     launch: Any, run_under_way: Any, until_refused: Any
 ) -> None:

@@ -140,6 +140,7 @@ def test_between_routed_networks_the_head_tells_a_firewall_from_a_wrong_interfac
     assert one(said("abc", hosts, bc="timeout"))[0] == "PORT005"
 
 
+@pytest.mark.slow
 def test_a_thousand_hosts_are_judged_at_once() -> None:
     names = [f"h{n}" for n in range(1000)]
     hosts = [

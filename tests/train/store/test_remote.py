@@ -142,6 +142,7 @@ def looks_whole(store: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_killed_between_any_two_operations_a_new_machine_goes_on_from_what_was_committed(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, torn: bool

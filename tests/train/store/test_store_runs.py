@@ -74,6 +74,7 @@ def steps_said(run_: Run) -> list[int]:
     return [row["step"] for row in map(json.loads, lines) if row["kind"] == "step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [
@@ -122,6 +123,7 @@ def assert_all_is_in_the_store(bucket: Path, done: Run) -> None:
     unpack(bucket, second["bundle"], bucket / "bundle")
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
     tmp_path: Path, bucket: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
     assert " step-000000004 " in done.output
 
 
+@pytest.mark.slow
 def test_without_a_store_none_of_it_is_imported() -> None:
     code = (
         "import sys; import train.trainer\n"
@@ -149,6 +152,7 @@ def test_without_a_store_none_of_it_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_store_ends_all_processes_cleanly(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_last_checkpoint_that_does_not_get_there_fails_the_job_and_the_next_st
     assert_same_bits(again.tensors(), undisturbed.tensors())
 
 
+@pytest.mark.slow
 def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +255,7 @@ def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
     assert steps_said(done) == list(range(1, 151))
 
 
+@pytest.mark.slow
 def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
     tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def unchecked(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
     return {"data_dir": str(folder), "url": "http://127.0.0.1:1", "sha256": dict.fromkeys(files)}
 
 
+@pytest.mark.slow
 def test_absent_files_are_downloaded_once_and_learnt(
     context: Context, site: Site, tmp_path: Path
 ) -> None:
