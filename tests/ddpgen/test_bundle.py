@@ -245,6 +245,7 @@ def test_a_file_that_cannot_be_read_or_written_loses_nothing(
     assert os.listdir(tmp_path / "build") == ["gpt"]
 
 
+@pytest.mark.slow
 def test_a_render_killed_at_any_moment_leaves_the_old_bundle_or_the_new_one(
     render: Render, tmp_path: Path
 ) -> None:

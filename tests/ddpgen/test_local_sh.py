@@ -395,6 +395,7 @@ def test_a_python_that_is_not_there_is_named(name: str, stage: Callable[..., Sta
     assert f"no Python called {name} " in output
 
 
+@pytest.mark.slow
 def test_a_second_live_job_is_refused_and_the_first_goes_on(stage: Callable[..., Stage]) -> None:
     ours = stage()
     first = ours.start("train")

@@ -54,6 +54,7 @@ def test_each_form_of_a_hash_in_pips_report_is_read(archive: dict[str, Any]) -> 
     assert resolve._line(item) == "tiny-thing==1.0 --hash=sha256:ab"
 
 
+@pytest.mark.slow
 def test_a_requirements_file_is_locked_with_all_that_it_needs(
     run: Run, spec: Callable[..., Path], index: Path, tmp_path: Path
 ) -> None:

@@ -331,6 +331,7 @@ def test_a_job_of_the_same_name_that_lives_is_in_the_way(
     assert (tmp_path / "build" / "gpt.launched.json").exists() is (code == 0)
 
 
+@pytest.mark.slow
 def test_a_launch_is_seen_while_it_runs_and_leaves_no_program_when_it_is_interrupted(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
     assert missing.err.startswith(f"{KEPT}/metrics.jsonl is not there: no step")
 
 
+@pytest.mark.slow
 def test_logs_are_the_metrics_or_all_that_the_newest_start_of_a_script_has_printed(
     run: Run, spec: Spec
 ) -> None:
@@ -171,6 +172,7 @@ def test_the_logs_of_the_newest_launch_on_hosts_are_followed(run: Run, spec: Spe
     following.wait(30)
 
 
+@pytest.mark.slow
 def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
     spec(HOSTS)
     unclear = run("status", "job.yaml")

@@ -123,6 +123,7 @@ printf '%s\\0' ---- "$@"
 """
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(TEXTS, max_size=5),

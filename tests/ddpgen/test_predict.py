@@ -422,6 +422,7 @@ def test_a_plot_that_cannot_be_written_and_one_of_nothing(run: Run, spec: Spec) 
     assert "nothing to draw" in outcome.err
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_plot_is_refused_and_the_page_is_not(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(HOSTS)
     program = (

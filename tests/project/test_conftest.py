@@ -66,6 +66,7 @@ def run_pytest(tmp_path: Path, tests: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_process_left_behind_fails_its_test_and_is_named_and_killed(tmp_path: Path) -> None:
     said = run_pytest(tmp_path, LEAVES)

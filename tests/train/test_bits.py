@@ -70,6 +70,7 @@ def test_each_cause_shows_in_its_own_operations(
     assert "MKL" not in bits.describe(["sum"])
 
 
+@pytest.mark.slow
 def test_the_manifest_has_the_probe_of_the_pinned_threads() -> None:
     torch.set_num_threads(1)
     assert dict(bits.probe(CPU)) == elsewhere()

@@ -88,6 +88,7 @@ def ending(directory: Path) -> dict[str, Any]:
     return {name: newest.get(name) for name in ("weights", "receipt")}
 
 
+@pytest.mark.slow
 def test_processes_kills_and_stops_leave_the_chain_as_it_is(
     train: Callable[..., Run], undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

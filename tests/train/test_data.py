@@ -65,6 +65,7 @@ def test_a_step_across_the_end_of_an_epoch_is_filled_from_the_next() -> None:
 weights = st.lists(st.fractions(Fraction(1, 50), 50), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(weights=weights, more=st.integers(0, 200))
 def test_shares_by_weight_add_up_and_leave_nobody_idle(weights: list[Fraction], more: int) -> None:
     count = len(weights) + more

@@ -147,6 +147,7 @@ def test_what_was_changed_is_the_cause_in_the_first_line(
         assert told.startswith(f"the weights of step 3 differ{cause}\n")
 
 
+@pytest.mark.slow
 def test_the_same_run_is_the_same_to_the_bit(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +212,7 @@ def test_an_evaluation_that_differs_is_told(
     assert capsys.readouterr().out == told
 
 
+@pytest.mark.slow
 def test_the_start_that_computed_the_step_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -248,6 +248,7 @@ def test_what_is_said_ends_with_what_is_done_and_stays_after_an_error(now: Any) 
     assert (NOW.name, NOW.waits) == ("evaluation", 0)
 
 
+@pytest.mark.slow
 def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
     """Following f_back of another thread's live frames has crashed CPython 3.11."""
     going, watches = threading.Event(), []

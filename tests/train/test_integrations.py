@@ -130,6 +130,7 @@ def test_a_save_that_is_renamed_is_not_trained_over(job: Job, way: str) -> None:
     assert kept.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_crash_before_it(job: Job) -> None:
     assert job.run(LOOP + "raise ValueError('mine')\n", (), "--steps=10")[0] == 1
     kept = (job.work / "ckpt.pt").read_bytes()
@@ -555,6 +556,7 @@ def test_a_checkpoint_whose_save_failed_is_no_progress(tmp_path: Path) -> None:
     Progress(record).stepped()
 
 
+@pytest.mark.slow
 def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_looks(
     job: Job,
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_training_imports_neither_compiler_nor_sympy(python: Python, tmp_path:
     assert python(code)[-1:] == ["set()"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [

@@ -359,6 +359,7 @@ def test_a_dead_holder_keeps_the_place_for_its_silence_and_no_longer(
     assert world.took["next"] - (150.0 + comes) <= kind.silence_s + 6.0
 
 
+@pytest.mark.slow
 @both
 @given(
     skews=st.tuples(*[st.integers(-10**6, 10**6)] * 3),

@@ -135,6 +135,7 @@ def test_evaluations_leave_no_trace_in_the_weights(reduction: str, tmp_path: Pat
     assert_same_bits(often.tensors(), never.tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch_norm_computed_twice", "one_module_two_names"])
 def test_batch_norm_in_odd_places_gives_the_same_bits_and_resumes(
     name: str, tmp_path: Path

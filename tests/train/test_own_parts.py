@@ -204,6 +204,7 @@ def kept(directory: Path) -> list[int]:
     return [int(path.name[5:]) for path in checkpoints(directory)]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_outlives_the_rotation(tmp_path: Path) -> None:
     flags = (*BEST, "--checkpoint-every=1 steps", "--checkpoint-keep=2")
     done = completed(tmp_path, "measured", 2, *flags, values())
@@ -253,6 +254,7 @@ REASON = (
 )
 
 
+@pytest.mark.slow
 def test_training_ends_when_no_evaluation_is_better_any_more(tmp_path: Path) -> None:
     whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
     # 0.6 at step 4 is what counts: 0.61 is the best, but not better by 0.05.

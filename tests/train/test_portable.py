@@ -119,6 +119,7 @@ def test_a_host_without_avx2_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert warning in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_going_on_with_portable_is_another_run_unless_that_is_accepted(tmp_path: Path) -> None:
     flags = ("--optimizer=adamw", "--log-every=1")
     assert run(tmp_path, "toy", 1, *flags).codes == [0]

@@ -173,6 +173,7 @@ def test_without_matplotlib_the_page_has_all_but_the_curves(
     assert "crashed or killed" in text
 
 
+@pytest.mark.slow
 def test_micro_batches_that_moved_have_a_table_and_others_none() -> None:
     assert "moved between ranks" not in page(whole(), "job")
     rows = [
@@ -231,6 +232,7 @@ def test_a_run_without_a_step_has_a_page() -> None:
     assert "0%" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_and_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

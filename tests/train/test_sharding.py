@@ -100,6 +100,7 @@ def test_models_that_are_hard_to_share_out(tmp_path: Path, workload: str) -> Non
     assert files(done(tmp_path / "sharded", workload, 3, SHARD)) == whole
 
 
+@pytest.mark.slow
 def test_ranks_skip_the_same_steps_under_the_gradient_scaler(tmp_path: Path) -> None:
     workload = "tests/train/sharded.py:overflowing"
     flags = ("--optimizer=adamw", "--precision=fp16")
@@ -120,6 +121,7 @@ def test_the_log_of_a_workload_reads_whole_parameters(tmp_path: Path) -> None:
     assert logged(done(tmp_path / "sharded", workload, 2, SHARD)) == whole
 
 
+@pytest.mark.slow
 def test_it_stops_early_at_the_same_step(tmp_path: Path) -> None:
     early = (
         "--eval-every=2", "--best-metric=quality", "--patience=1", '--arg=values=[3, 2, 5, 1]', "--steps=20",
@@ -259,6 +261,7 @@ def test_every_class_updates_as_without_it(
     assert in_world(size, body, layout) == [[]] * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_gradient_scaler_finds_the_same_optimizer(tmp_path: Path, fused: bool) -> None:
     """The first step overflows: it leaves no state, or zeros if it is fused."""

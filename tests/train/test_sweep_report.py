@@ -103,6 +103,7 @@ def trained(directory: Path, status: str, steps: int, loss: float = 1.0, every: 
     return directory
 
 
+@pytest.mark.slow
 def test_the_page_has_every_point_in_each_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -239,6 +239,7 @@ def test_logs_shows_the_newest_launch(stage: Make) -> None:
     assert "desk, lap" in output
 
 
+@pytest.mark.slow
 def test_a_launch_that_never_started_hides_no_other(stage: Make) -> None:
     ours = stage()
     ours.door("lap", "refused")
@@ -256,6 +257,7 @@ def test_a_launch_that_never_started_hides_no_other(stage: Make) -> None:
     assert ours.play("--logs", "lap") == (0, "out\nddpgen: done at step 7; results are here\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["checkpoints/pair", "~/it's here", "-x"])
 def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     stage: Make, place: str, tmp_path: Path
@@ -294,6 +296,7 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     assert names(tmp_path / "else where") == kept
 
 
+@pytest.mark.slow
 def test_fetch_again_brings_only_what_is_new_and_deletes_nothing(stage: Make) -> None:
     ours = stage("desk")
     far = there(ours, "desk")
@@ -317,6 +320,7 @@ def test_fetch_again_brings_only_what_is_new_and_deletes_nothing(stage: Make) ->
     ]
 
 
+@pytest.mark.slow
 def test_fetch_never_mixes_two_runs_and_never_loses_metrics(stage: Make) -> None:
     ours = stage("desk")
     checkpoint(there(ours, "desk"), 20)
@@ -403,6 +407,7 @@ def test_verbose_shows_each_ssh_of_run_sh_and_its_end(stage: Make, tmp_path: Pat
     assert len(asked("-q").splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_quiet_shows_the_reasons_of_a_launch_that_fails_and_no_progress(stage: Make) -> None:
     ours = stage("desk", "lap")
     ours.door("lap", "refused")

@@ -129,6 +129,7 @@ def test_without_room_or_if_it_is_only_a_check_nothing_is_started_again(stage: M
     assert not (ours.logs / "bad-nodes").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_host_that_stays_away_is_replaced_by_a_spare(stage: Make) -> None:
     ours = stage(*THREE, spares=1)
     ours.door("lap", "refused")

@@ -45,6 +45,7 @@ def test_each_point_is_trained_and_the_hosts_are_told_which(stage: Make) -> None
         assert given[1:] == [b"--point=lr=3", b"--steps=5", b""]
 
 
+@pytest.mark.slow
 def test_a_point_that_is_done_on_a_host_is_not_started_again(stage: Make) -> None:
     pair = stage(points=POINTS)
     is_done(pair, "lap", "lr=1")

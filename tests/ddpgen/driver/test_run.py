@@ -89,6 +89,7 @@ def test_a_job_is_sent_started_shown_kept_and_summed_up(stage: Make) -> None:
     assert ours.alive() == []
 
 
+@pytest.mark.slow
 def test_secrets_are_sent_over_standard_input_at_every_start_and_masked(
     stage: Make, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_secrets_are_sent_over_standard_input_at_every_start_and_masked(
         assert not [path for path in written if secret in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_what_the_lock_lists_is_installed_on_all_hosts_before_any_starts(stage: Make) -> None:
     pair = stage("desk", "laptop", locked=True)
     (pair.home("laptop") / "offline").touch()
@@ -483,6 +485,7 @@ def test_a_missing_ssh_is_named(stage: Make) -> None:
     assert ours.play(env={"DDPGEN_SSH": "'"})[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
 def test_without_torchruns_rendezvous_a_crash_starts_all_anew(stage: Make, launcher: str) -> None:
     ours = plays(stage(launcher=launcher), desk="crash-after-4 done", lap="listen done")
@@ -519,6 +522,7 @@ def elastic(stage: Make) -> Stage:
     return stage(*ELASTIC, elastic=[2, 3])
 
 
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(stage: Make) -> None:
     ours = elastic(stage)
     process = training(ours, *ELASTIC)
@@ -546,6 +550,7 @@ def test_an_elastic_job_ends_when_fewer_than_it_needs_are_left(stage: Make) -> N
     assert {table(output)[host][0] for host in ("lap", "vm")} <= {"lost", "unreachable"}
 
 
+@pytest.mark.slow
 def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) -> None:
     ours = elastic(stage)
     process = training(ours, *ELASTIC)
@@ -560,6 +565,7 @@ def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) ->
     assert process.returncode == 75, output
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_rest_starts_anew_starts_nothing(stage: Make) -> None:
     ours = elastic(stage)
     process = training(ours, *ELASTIC, **at_pace(ours, "retry=0.2", "retry=0.2, reminder=1"))
@@ -595,6 +601,7 @@ def test_fifty_hosts_at_once(stage: Make) -> None:
     assert [table(output)[name][0] for name in names] == ["done"] * 50
 
 
+@pytest.mark.slow
 def test_run_sh_finds_its_driver_from_anywhere_and_through_a_link(
     stage: Make, tmp_path: Path
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_host_that_took_part_before_joins_its_run(
         assert here.thread("b").result(WAIT_S).joined
 
 
+@pytest.mark.slow
 def test_a_run_of_strangers_is_not_joined(
     launch: Any, run_under_way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def sick(draw: st.DrawFn) -> tuple[list[Report], list[Link]]:
     return hosts, [replace(link, trouble=draw(st.sampled_from(troubles))) for link in links(names)]
 
 
+@pytest.mark.slow
 @given(sick(), st.randoms(use_true_random=False), st.booleans())
 def test_the_order_of_the_reports_does_not_matter(
     made: tuple[list[Report], list[Link]], dice: random.Random, shared: bool

@@ -39,6 +39,7 @@ def test_batch_is_what_the_single_samples_are(context) -> None:
     assert len(dataset) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, {"dropout": 0.1, "batch_norm": True}])
 def test_it_learns_what_is_held_out(context, arguments) -> None:
     built = toy.build(context, **arguments)

@@ -185,6 +185,7 @@ def test_a_secret_that_is_missing_ends_the_job_and_a_file_reaches_every_node(sta
     assert not [path for path in written if b"from-" in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_limits_that_the_site_has_rewritten_are_said_at_the_start(start: Start) -> None:
     start.write("srun", "#!/bin/bash\nexit 3\n")
     start.job(old="TimeLimit=02:00:00", new="TimeLimit=00:01:00")
@@ -218,6 +219,7 @@ def changes(start: Start) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_node_whose_own_fault_ended_two_starts_is_left_out_until_its_line_is_removed(
     start: Start,
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_job_that_gets_a_listed_node_goes_back_before_anything_starts(start: S
     assert "starting the nodes" in start.run("--requeues=0")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "refusal", "said"),
     [
@@ -310,6 +313,7 @@ def test_bad_nodes_are_kept_if_the_spec_says_so(start: Start) -> None:
     assert not (start.checkpoints / "bad-nodes").exists()
 
 
+@pytest.mark.slow
 def test_a_start_whose_supervisor_was_cut_off_is_the_fault_of_a_node_that_was_lost(
     start: Start,
 ) -> None:
