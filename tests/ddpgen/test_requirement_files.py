@@ -43,6 +43,7 @@ FILES = {
     "code/both.txt": "numpy==2.2.6\n",
     "bom.txt": "\ufefftorch=2.13.0\n",
     "x-1-py3-none-any.whl": "numpy\n",
+    "short.txt": "-e ./own[all]\n-e git+https://github.com/me/own@v1\n-U torch==2.13.0\n",
 }
 # The requirements, and the problems.
 TOLD = [
@@ -74,6 +75,7 @@ TOLD = [
     ("-r base.yaml", ["base.yaml is a file of conda"]),
     ("-r asks-code.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r inner.txt", ['inner.txt:1: "yaml" is no name of a package']),
+    ("-r short.txt", ["short.txt:3: -U is for pip's command line alone"]),
     ("-r flags.txt", ["flags.txt:1: --no-cache-dir is for pip's command line alone"]),
 ]
 

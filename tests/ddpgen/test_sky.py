@@ -324,6 +324,51 @@ REFUSED = [
     (f"{BUCKET}, extra: {{num_nodes: 2}}", "", "10:35 targets.sky.extra.num_nodes", "nodes"),
     (f"{BUCKET}, extra: {{volume: {{}}}}", "", "10:35 targets.sky.extra.volume", "volumes"),
     (f"{BUCKET}, extra: {{volumes: [a]}}", "", "10:44 targets.sky.extra.volumes", "a list"),
+    *(
+        (
+            f"{BUCKET}, extra: {{resources: {{{key}: {value}}}}}",
+            "",
+            f"10:{47 + len(key) + 2} targets.sky.extra.resources.{key}",
+            words,
+        )
+        for key, value, words in (
+            ("ports", "0", "8080"),
+            ("ports", "65536", "8080"),
+            ("ports", "80-", "8080"),
+            ("ports", "{}", "a mapping"),
+            ("ports", "true", "8080"),
+            ("priority", "1001", "from -1000"),
+            ("priority", "'5'", "from -1000"),
+            ("priority", "high", "from -1000"),
+            ("max_hourly_cost", "0.0", "above 0"),
+            ("max_hourly_cost", "-1", "above 0"),
+            ("max_hourly_cost", "cheap", "above 0"),
+            ("ephemeral_storage", "100+", "100GB"),
+            ("local_disk", "hdd", "nvme"),
+            ("priority_class", "[a]", "a list"),
+            ("volumes", "a", "write a list"),
+            ("accelerator_args", "[]", "write a mapping"),
+        )
+    ),
+    (
+        f"{BUCKET}, extra: {{resources: {{ports: [80, x]}}}}",
+        "",
+        "10:59 targets.sky.extra.resources.ports[1]",
+        "8080",
+    ),
+    (
+        f"{BUCKET}, extra: {{event_callback: 5}}",
+        "",
+        "10:51 targets.sky.extra.event_callback",
+        "text",
+    ),
+    (
+        f"{BUCKET}, extra: {{api_server_access: 'yes'}}",
+        "",
+        "10:54 targets.sky.extra.api_server_access",
+        "true or false",
+    ),
+    (f"{BUCKET}, extra: {{inputs: [s3://a]}}", "", "10:43 targets.sky.extra.inputs", "a list"),
     (f"{BUCKET}, extra: {{ports: 80}}", "", "10:35 targets.sky.extra.ports", "below resources"),
     (f"{BUCKET}, extra: {{service: {{}}}}", "", "10:35 targets.sky.extra.service", "a service"),
     (

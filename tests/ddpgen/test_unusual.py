@@ -449,6 +449,8 @@ comment: '{"team": "a", "n": 1}'
 comment: a=b,c:d
 comment: 007
 extra: --nice=100
+extra: [--time-min=30, '--deadline=now+3days', --hold, --mincpus=8]
+extra: ['--begin=tomorrow', '--delay-boot=5', --priority=TOP, --wait-all-nodes=1, --get-user-env]
 extra: --nice
 extra: --exclusive=user
 extra: [--bell, --container-image=nvcr.io/nvidia/pytorch]

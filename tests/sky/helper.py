@@ -73,10 +73,14 @@ def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
 
 
 def keys() -> dict[str, Any]:
-    """The keys of a task file that are for users, at its top and below its resources."""
+    """The keys of a task file that are for users, at its top and below its resources, and the types of each."""
     schema_of = {"": schemas.get_task_schema(), "resources": schemas.get_resources_schema()}
     return {
-        section: sorted(name for name in schema["properties"] if not name.startswith("_"))
+        section: {
+            name: sorted({each["type"] for each in form.get("anyOf", [form]) if "type" in each})
+            for name, form in schema["properties"].items()
+            if not name.startswith("_")
+        }
         for section, schema in schema_of.items()
     }
 

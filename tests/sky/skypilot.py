@@ -56,8 +56,8 @@ class SkyPilot:
         found: str = answer["script"]
         return found
 
-    def keys(self) -> dict[str, list[str]]:
-        """The keys of a task file by section: "" for its top, and "resources"."""
+    def keys(self) -> dict[str, dict[str, list[str]]]:
+        """The keys of a task file by section ("" for its top, and "resources"), with the types of their values."""
         return self._ask("keys")
 
     def without(self) -> dict[str, list[str]]:

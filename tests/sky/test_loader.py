@@ -155,7 +155,46 @@ def test_it_takes_extra_keys_as_they_are_written(skypilot: SkyPilot, tmp_path: P
 
 @pytest.mark.parametrize("section", [TOP, RESOURCES])
 def test_the_recorded_keys_are_those_of_skypilot(skypilot: SkyPilot, section: str) -> None:
-    assert sorted([*FREE[section], *SET[section], *UNFIT[section]]) == skypilot.keys()[section]
+    theirs = skypilot.keys()[section]
+    assert sorted([*FREE[section], *SET[section], *UNFIT[section]]) == sorted(theirs)
+    words = {
+        "array": ["list"], "boolean": ["bool"], "integer": ["int"], "null": ["null"],
+        "number": ["float", "int"], "object": ["map"], "string": ["str"],
+    }  # fmt: skip
+    for name, form in FREE[section].items():
+        types = {word for each in theirs[name] for word in words[each]}
+        assert types == set(form.types), name
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_taken"),
+    [
+        ("ports: 65535", True), ("ports: '80,443'", True), ("ports: [80, 10020-10040]", True), ("ports: []", True),
+        ("ports: null", True), ("ports: 65536", False), ("ports: 0", False), ("ports: [80, x]", False),
+        ("priority: -1000", True), ("priority: 1001", False), ("priority: '5'", False), ("max_hourly_cost: .5", True),
+        ("max_hourly_cost: 2", True), ("max_hourly_cost: 0", False), ("max_hourly_cost: 1e1", False),
+        ("ephemeral_storage: 100gb", True), ("ephemeral_storage: 100", True), ("ephemeral_storage: 100+", False),
+        ("local_disk: nvme", True), ("local_disk: SSD:100+", True), ("local_disk: 100+", True), ("local_disk: hdd", False),
+        ("priority_class: high", True), ("priority_class: 5", False), ("volumes: []", True),
+        ("volumes: x", False), ("accelerator_args: {tpu_vm: true}", True), ("accelerator_args: []", False),
+    ],
+)  # fmt: skip
+def test_values_that_it_refuses_are_refused_before(
+    skypilot: SkyPilot, tmp_path: Path, extra: str, is_taken: bool
+) -> None:
+    task = {"run": "true", "resources": yaml.safe_load(f"{{infra: aws, {extra}}}")}
+    (tmp_path / "sky.yaml").write_text(yaml.safe_dump(task))
+    wanted = files.spec(
+        tier={"infra": "aws", "extra": {"resources": yaml.safe_load(f"{{{extra}}}")}}
+    )
+    if is_taken:
+        files.rendered(wanted)
+        skypilot.load(tmp_path / "sky.yaml")
+        return
+    with pytest.raises(SpecInvalidError):
+        files.rendered(wanted)
+    with pytest.raises(RefusedError):
+        skypilot.load(tmp_path / "sky.yaml")
 
 
 FEATURES = {

@@ -33,6 +33,8 @@ _LISTED = "requirements.txt"
 _READS_FILE = re.compile(
     r"((?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +)))(?![a-z]+://)([^ ]+)"
 )
+# An option that has pip look for packages in a directory. A relative one would start at the directory of pip's list.
+_LOOKS_INTO = re.compile(r"(^(?:-f *|--find-links(?:=| +)))(?![a-z]+://)([^ ]+)")
 _COMMENT = re.compile("(^| )#.*")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
@@ -92,6 +94,7 @@ def _lines(requirements: Sequence[str]) -> Iterator[str]:
     """Yield the requirements, each file that they read with its path on this host and its hash. Raises Refusal."""
     for requirement in requirements:
         line = _READS_FILE.sub(_on_this_host, _COMMENT.sub("", requirement))
+        line = _LOOKS_INTO.sub(_on_this_host, line)
         yield line
         for _, file in _READS_FILE.findall(line):
             try:

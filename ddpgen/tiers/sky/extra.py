@@ -1,28 +1,63 @@
 """targets.sky.extra: keys of SkyPilot's task file for which the tier has no field.
 
-Owns the names of SkyPilot's keys, and which of them this tier writes itself. A value stays YAML source from the spec to
-sky.yaml, because SkyPilot alone judges it. Pure.
+Owns the names of SkyPilot's keys, which of them this tier writes itself, and the form of the value of each other one.
+A value stays YAML source from the spec to sky.yaml, because SkyPilot alone reads it. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding
 from ddpgen.spec.fields import FieldSchema, Kind, Refused, describe, similar
 from ddpgen.spec.groups import Path, Walk
-from ddpgen.spec.yamltree import Listing, Node, Table, dotted
+from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted
 from ddpgen.text.yamltext import Source, scalar
 
 TOP, RESOURCES = "", "resources"
+
+
+class Form(NamedTuple):
+    """The values of a key. `types`: as YAML 1.1 names them. `pattern`: of a scalar, and of each item of a list."""
+
+    types: tuple[str, ...]
+    allowed: str
+    pattern: str = r"(?s:.*)"
+
+
+_MAPPING, _LIST, _TEXT = (
+    Form(("map",), "a mapping"),
+    Form(("list",), "a list"),
+    Form(("str",), "text"),
+)
+_PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_RANGE = f"{_PORT}(-{_PORT})?"
 # The keys of SkyPilot 0.14.1's task file (sky/utils/schemas.py), which tests/sky compares with the installed SkyPilot.
-FREE: Mapping[str, tuple[str, ...]] = {
-    TOP: ("api_server_access", "config", "event_callback", "file_mounts", "inputs", "managed_secrets", "outputs",
-          RESOURCES, "volumes"),
-    RESOURCES: ("accelerator_args", "ephemeral_storage", "local_disk", "max_hourly_cost", "ports", "priority",
-                "priority_class", "volumes"),
+FREE: Mapping[str, Mapping[str, Form]] = {
+    TOP: {
+        "api_server_access": Form(("bool",), "true or false"),
+        "config": _MAPPING,
+        "event_callback": _TEXT,
+        "file_mounts": _MAPPING,
+        "inputs": _MAPPING,
+        "managed_secrets": _LIST,
+        "outputs": _MAPPING,
+        RESOURCES: _MAPPING,
+        "volumes": _MAPPING,
+    },
+    RESOURCES: {
+        "accelerator_args": _MAPPING,
+        "ephemeral_storage": Form(("int", "str"), "a size like 100GB", "(?i:[0-9]+([kmgtp][bi])?)"),
+        "local_disk": Form(("str",), "nvme, ssd, or one with a size, like nvme:100+", "(?i:(nvme|ssd)(:.+)?|[0-9].*)"),
+        "max_hourly_cost": Form(("float", "int"), "dollars above 0, like 2.5", "[^-]*[1-9].*"),
+        "ports": Form(("int", "list", "null", "str"), "ports like 8080 or 10020-10040", f"{_RANGE}( *, *{_RANGE})*"),
+        "priority": Form(("int",), "a whole number from -1000 to 1000", "[+-]?(1000|[0-9_]{1,3}|0x[0-9a-fA-F]{1,2})"),
+        "priority_class": _TEXT,
+        "volumes": _LIST,
+    },
 }  # fmt: skip
 # Keys that the tier writes → the field that sets each.
 SET: Mapping[str, Mapping[str, str]] = {
@@ -53,7 +88,6 @@ UNFIT: Mapping[str, Mapping[str, str]] = {
 }
 # Keys whose entries stand among those that the tier writes.
 MERGED = (RESOURCES, "file_mounts", "config")
-_MAPPINGS = frozenset([*MERGED, "volumes"])
 
 
 class Extra(Kind):
@@ -65,31 +99,34 @@ class Extra(Kind):
     def read(self, node: Node, path: Path, walk: Walk) -> dict[str, Any]:
         if not isinstance(node, Table):
             raise self.refusal(node)
-        _check_keys(node, TOP, walk)
+        misfits = _check_keys(node, TOP, walk)
         value: dict[str, Any] = _source(node)
-        for name in value.keys() & _MAPPINGS:
-            below = node.entries[name]
-            if not isinstance(below, Table):
-                walk.refuse(below, Refused(f"is {describe(below)}", "write a mapping"))
-                value[name] = {}
-            elif name == RESOURCES:
-                _check_keys(below, RESOURCES, walk)
-        return value
+        if isinstance(below := node.entries.get(RESOURCES), Table):
+            _check_keys(below, RESOURCES, walk)
+        return {name: {} if name in misfits else each for name, each in value.items()}
 
     def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         mapping: dict[str, Any] = {"type": "object"}
         names = {section: {"propertyNames": {"enum": [*FREE[section]]}} for section in FREE}
-        below = {name: mapping | names.get(name, {}) for name in sorted(_MAPPINGS)}
+        mappings = sorted(name for name, form in FREE[TOP].items() if form == _MAPPING)
+        below = {name: mapping | names.get(name, {}) for name in mappings}
         return mapping | names[TOP] | {"properties": below}
 
     def load(self, stored: Any) -> Any:
         return _loaded(stored)
 
 
-def _check_keys(table: Table, section: str, walk: Walk) -> None:
-    """Report each key that the tier writes itself, that fits no training job, or that SkyPilot does not have."""
+def _check_keys(table: Table, section: str, walk: Walk) -> set[str]:
+    """Report each key that the tier writes itself, that fits no training job, or that SkyPilot does not have.
+
+    Report each value that SkyPilot would refuse, and return the keys of these values.
+    """
+    misfits = set()
     for name, position in table.keys.items():
-        if name in FREE[section]:
+        if form := FREE[section].get(name):
+            if wrong := next(_misfits(table.entries[name], form), None):
+                walk.refuse(wrong, Refused(f"is {describe(wrong)}", f"write {form.allowed}"))
+                misfits.add(name)
             continue
         if field := SET[section].get(name):
             problem, remedy = "is written by ddpgen", f"set the field {field}"
@@ -98,6 +135,21 @@ def _check_keys(table: Table, section: str, walk: Walk) -> None:
         else:
             problem, remedy = "is no key of SkyPilot here", _meant(name, section)
         walk.findings.append(Finding(position, dotted((*table.path, name)), problem, remedy))
+    return misfits
+
+
+def _misfits(node: Node, form: Form) -> Iterator[Node]:
+    """Yield the parts of a value that do not have its form."""
+    if isinstance(node, Listing) and "list" in form.types:
+        for item in node.items:
+            if isinstance(item, Scalar) and not re.fullmatch(form.pattern, item.text):
+                yield item
+    elif isinstance(node, Scalar):
+        tag = "str" if node.quoted else node.tag
+        if tag not in form.types or (tag != "null" and not re.fullmatch(form.pattern, node.text)):
+            yield node
+    elif ("map" if isinstance(node, Table) else "list") not in form.types:
+        yield node
 
 
 def _meant(name: str, section: str) -> str:

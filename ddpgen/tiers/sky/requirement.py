@@ -37,6 +37,8 @@ _OPTION = (
     rf"|--(?!(requirement|constraint|{_FLAGS}|{_WITH_VALUE})\b(?!-))[a-z][a-z-]*((=| +){_WORD})?"
 )
 _COMMENT = r"#[^\0-\x1f']*"
+_REQUIREMENT = rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *(?=[a-z+]+:|\$)[^ ']+|{_URL}|{_PATH}){_MARKER}"
+_LINE = rf"({_REQUIREMENT}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
 # Options of pip's command line (pip 26), which no requirements file may have.
 _COMMAND_LINE = (
     "abi|break-system-packages|cache-dir|cert|compile|debug|disable-pip-version-check|dry-run|force-reinstall"
@@ -68,11 +70,7 @@ class Requirement(Text):
     """One line of a requirements file: a package, a URL or an option."""
 
     def __init__(self) -> None:
-        requirement = (
-            rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *(?=[a-z+]+:|\$)[^ ']+|{_URL}|{_PATH}){_MARKER}"
-        )
-        line = rf"({requirement}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
-        super().__init__(line, "one line of a requirements file, like torch==2.13.0 or -r FILE")
+        super().__init__(_LINE, "one line of a requirements file, like torch==2.13.0 or -r FILE")
 
     def parse(self, raw: Scalar) -> str:
         if refused := fault(raw.text):
@@ -93,7 +91,10 @@ def fault(text: str) -> Refused | None:
         return Refused(f"{show(address[1])} is no URL", remedy)
     if version := re.match(r"[^/:;]*; *[a-z_]+ *[=!<>~]+ *([0-9][0-9.]*)", text):
         return Refused(f"{version[1]} in a marker has no quotes", f"write '{version[1]}' there")
-    if option := re.match(rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE}))(?![a-z-])", text):
+    on_command_line = (
+        rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE})(?![a-z-])|(?<![^ ])-[A-Zbdhjkmnopqtuvxyz](?![^ ]))"
+    )
+    if option := re.match(on_command_line, text):
         problem = f"{option[1]} is for pip's command line alone"
         return Refused(problem, "leave it out; the environment is the job's own")
     if (

@@ -14,27 +14,16 @@ from typing import Any
 from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec import rules, unwise
-from ddpgen.spec.fields import show, similar
-from ddpgen.spec.groups import SBATCH_OPTIONS
+from ddpgen.spec.fields import show
 from ddpgen.spec.job import Checkpoint, Stop
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import JoinedWord, Var, pieces
 from ddpgen.tiers.plan import Plan, values
-from ddpgen.tiers.slurm import container, directives, environment
+from ddpgen.tiers.slurm import container, directives, environment, sbatch_options
 from ddpgen.tiers.slurm.fields import SIZE, SlurmJob
 from ddpgen.tiers.slurm.notation import node_names
 
-# An option of srun that sbatch lacks → the remedy.
-_OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
-# Option of sbatch → its values (Slurm 25.05).
-_VALUES = {
-    "distribution": re.compile(
-        r"(\*|block|cyclic|arbitrary|hostfile|plane(=\d+)?|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?",
-        re.IGNORECASE,
-    ),
-    "hint": re.compile("(compute_bound|memory_bound|(no)?multithread|,)+", re.IGNORECASE),
-}
 # Options that ask for GPUs without a field. --gres has a rule of its own.
 _GPUS = re.compile(r"--gpus(?:-per-socket)?=(?!(?:.*:)?0$)|--tres-per-task=(?:.*,)?gres[:/]gpu\b")
 
@@ -73,7 +62,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         problem = "a sweep is an array of its own, with one task for each point"
         remedy = "leave array out; array_parallelism limits how many tasks run at once"
         yield Conflict(("array",), problem, remedy)
-    yield from _options(job)
+    yield from sbatch_options.check(job)
     yield from _gres(job)
     yield from _gpus(job)
     yield from _output(job)
@@ -91,34 +80,6 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
     if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
         problem = "is asked for nowhere with gpu_request: none"
         yield Conflict(("gpu_type", "gpu_request"), problem, "leave one of them out")
-
-
-def _options(job: SlurmJob) -> Iterator[Conflict]:
-    """Yield the options of `extra` that ddpgen writes itself, or that sbatch would refuse."""
-    for i, option in enumerate(job.extra):
-        name, has_value, value = option[2:].partition("=")
-        instead = directives.WRITTEN_OPTIONS.get(name)
-        if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
-            problem = f"--{name} is decided by ddpgen"
-            yield Conflict((f"extra[{i}]", "extra"), problem, instead)
-        elif instead is None and name not in SBATCH_OPTIONS:
-            close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
-            known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
-            problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
-            remedy = directives.WRITTEN_OPTIONS.get(close, _OF_SRUN.get(name, known))
-            yield Conflict((f"extra[{i}]", "extra"), problem, remedy, False)
-        if name in ("mem-per-cpu", "mem-per-gpu") and job.mem is not None:
-            problem = f"sbatch takes --{name} or the memory of a node, not both"
-            yield Conflict(
-                (f"extra[{i}]", "extra", "mem"), problem, "leave mem out, or this option"
-            )
-        if name in _VALUES and not _VALUES[name].fullmatch(value):
-            problem = f"{show(value)} is no value of --{name}"
-            yield Conflict((f"extra[{i}]", "extra"), problem, f"see --{name} in sbatch(1)")
-    memory = ("mem-per-cpu", "mem-per-gpu")
-    if all(directives.option_values(job, name) for name in memory):
-        problem = "sbatch takes one of --mem-per-cpu and --mem-per-gpu, not both"
-        yield Conflict(("extra",), problem, "leave one of them out")
 
 
 def _nodes(job: SlurmJob) -> Iterator[Conflict]:

@@ -78,6 +78,17 @@ def test_one_is_made_anew_when_a_file_that_it_reads_has_changed(
     assert listed.startswith(f"torch\n{option}{file}\n# sha256:")
 
 
+@pytest.mark.parametrize("option", ["-f ", "-f", "--find-links=", "--find-links "])
+def test_wheels_are_looked_for_in_the_directory_that_is_meant(
+    option: str, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{option}.", f"{option}https://x.org/wheels", "torch"]
+    assert install.main([str(tmp_path / "env"), "--", *lines]) == 0
+    listed = (tmp_path / "env" / "requirements.txt").read_text()
+    assert listed.splitlines() == [f"{option}{tmp_path}/code", *lines[1:]]
+
+
 def test_one_is_made_anew_when_a_file_that_a_file_names_has_changed(
     maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,108 @@
+"""targets.slurm.extra: the options of sbatch for which the tier has no field. Pure.
+
+Owns which of them sbatch would refuse, and why. Source: sbatch(1) of Slurm 25.05. A test compares the values with the
+installed sbatch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ddpgen.spec.fields import show, similar
+from ddpgen.spec.groups import SBATCH_OPTIONS
+from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.slurm import directives
+from ddpgen.tiers.slurm.fields import SlurmJob
+
+# An option of srun that sbatch lacks → the remedy.
+_OF_SRUN = {"cpu-bind": "leave it out: each node has one task, which gets all CPUs"}
+# Options without a value, and those with or without one. Each other option has a value.
+FLAGS = frozenset([
+    "consolidate-segments", "contiguous", "hold", "ignore-pbs", "overcommit", "oversubscribe", "reboot",
+    "spread-job", "spread-segments", "stepmgr", "use-min-nodes", "verbose",
+])  # fmt: skip
+_VALUE_OR_NONE = frozenset([
+    "exclusive", "get-user-env", "nice", "no-kill", "propagate", "resources", "resv-ports",
+])  # fmt: skip
+_NUMBER, _SIZE = "0*[1-9][0-9]*", "[0-9]+([KMGT]B?)?"
+_TIME = r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}|infinite|unlimited"
+_CLOCK = "([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?([ap]m)?|midnight|noon|fika|teatime|elevenses"
+_MONTH, _DAY = "(0?[1-9]|1[0-2])", "(0?[1-9]|[12][0-9]|3[01])"
+_DATE = rf"[0-9]{{4}}-(?=..-..){_MONTH}-{_DAY}|(?=[0-9]{{6}}){_MONTH}{_DAY}[0-9]{{2}}|{_MONTH}[./]{_DAY}([./][0-9]{{2}}([0-9]{{2}})?)?"
+_MOMENT = rf"now(\+[0-9]+((second|minute|hour|day|week)s?)?)?|today|tomorrow|({_CLOCK})|({_DATE})([T-]({_CLOCK}))?"
+# Option → the pattern of its values.
+VALUES: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for names, pattern in (
+        ("begin deadline", _MOMENT),
+        ("cores-per-socket sockets-per-node threads-per-core ntasks-per-core ntasks-per-socket", rf"({_NUMBER})"),
+        ("mincpus thread-spec", rf"({_NUMBER})"),
+        ("core-spec", "[0-9]+"),
+        ("delay-boot time-min", _TIME),
+        ("mem-per-cpu mem-per-gpu tmp", _SIZE),
+        ("distribution", r"(\*|block|cyclic|arbitrary|hostfile|plane=\d+|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?"),
+        ("hint", "(compute_bound|memory_bound|(no)?multithread|,)+"),
+        ("kill-on-invalid-dep", "yes|no"),
+        ("nice", "-?[0-9]+"),
+        ("priority", "[0-9]+|top"),
+        ("switches", rf"{_NUMBER}(@({_TIME}))?"),
+        ("wait-all-nodes", "[01]"),
+    )
+    for name in names.split()
+}  # fmt: skip
+_MEMORY = ("mem-per-cpu", "mem-per-gpu")
+
+
+def check(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield the options of `extra` that ddpgen writes itself, or that sbatch would refuse."""
+    for i, option in enumerate(job.extra):
+        fields = (f"extra[{i}]", "extra")
+        name, has_value, value = option[2:].partition("=")
+        instead = directives.WRITTEN_OPTIONS.get(name)
+        if instead and not (name == "exclusive" and has_value):  # no field says with whom to share
+            yield Conflict(fields, f"--{name} is decided by ddpgen", instead)
+        elif instead is None and name not in SBATCH_OPTIONS:
+            yield _unknown(name, fields)
+        elif fault := _fault(name, value if has_value else None):
+            yield Conflict(fields, *fault)
+        elif name == "time-min" and job.time is not None and _seconds(value) > job.time:
+            problem = f"--time-min={value} is longer than --time={directives.clock(job.time)}"
+            yield Conflict((*fields, "time"), problem, "write a shorter one")
+        if name in _MEMORY and job.mem is not None:
+            problem = f"sbatch takes --{name} or the memory of a node, not both"
+            yield Conflict((*fields, "mem"), problem, "leave mem out, or this option")
+    if all(directives.option_values(job, name) for name in _MEMORY):
+        problem = "sbatch takes one of --mem-per-cpu and --mem-per-gpu, not both"
+        yield Conflict(("extra",), problem, "leave one of them out")
+
+
+def _seconds(limit: str) -> int:
+    """Return a time as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. 0 without a limit."""
+    if not limit[0].isdigit():
+        return 0
+    days, is_long, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if is_long or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(map(int.__mul__, parts, units))
+
+
+def _unknown(name: str, fields: tuple[str, ...]) -> Conflict:
+    close = similar(name, [*directives.WRITTEN_OPTIONS, *SBATCH_OPTIONS], at_least=0.85)
+    known = f"did you mean --{close}?" if close else "leave it out if no plugin does"
+    problem = f"sbatch has no --{name}, unless a plugin of the site adds it"
+    remedy = directives.WRITTEN_OPTIONS.get(close, _OF_SRUN.get(name, known))
+    return Conflict(fields, problem, remedy, False)
+
+
+def _fault(name: str, value: str | None) -> tuple[str, str] | None:
+    """Return the problem and the remedy of an option that sbatch has. `value`: None without =."""
+    if name in FLAGS:
+        return (f"--{name} takes no value", f"write --{name}") if value is not None else None
+    if not value:
+        if name in _VALUE_OR_NONE and value is None:
+            return None
+        return f"--{name} has no value", f"write --{name}=VALUE: see sbatch(1)"
+    if name in VALUES and not VALUES[name].fullmatch(value):
+        return f"{show(value)} is no value of --{name}", f"see --{name} in sbatch(1)"
+    return None

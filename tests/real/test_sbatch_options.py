@@ -1,0 +1,96 @@
+"""The real sbatch and `validate` refuse the same values of the options in targets.slurm.extra."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpgen.tiers.slurm.sbatch_options import FLAGS, VALUES
+from tests.ddpgen.conftest import GPT, findings
+
+pytestmark = pytest.mark.real
+
+TIMES = "5 60 1:30 1:30:00 1-0 1-2:3 1-2:3:4 infinite UNLIMITED x2 1h 90min 1.5 :5"
+MOMENTS = (
+    "now now+1 now+60 now+1hour now+2days now+5minutes now+1week today tomorrow midnight noon fika teatime 16:00 4:30pm 23:59:59 "
+    "2037-01-02 2037-01-02T12:34 2037-01-02T12:34:56 2037-01-02-12:34 010237 01/02/37 01/02 01.02.37 "
+    "now+5min tomorrow+1 today+1hour noon+1hour yesterday 16 4pm 16:0 24:00 2:60 2037-13-01 2037-1-2 now+ 0"
+)
+SIZES = "0 4 4G 4g 4GB 4T 4X 4P a 1.5 -1"
+NUMBERS = "1 2 10 0 -1 a 1.5"
+TRIED = {
+    "begin": MOMENTS,
+    "deadline": MOMENTS,
+    "time-min": TIMES,
+    "delay-boot": TIMES,
+    "mem-per-cpu": SIZES,
+    "tmp": SIZES,
+    "distribution": "block cyclic * *:* block:cyclic:fcyclic plane=4 block,pack Block,NoPack plane diagonal block:x",
+    "hint": "compute_bound memory_bound nomultithread compute_bound,nomultithread fast",
+    "kill-on-invalid-dep": "yes no maybe",
+    "switches": "1 1@10 2@1:00:00 0 a @3",
+    "wait-all-nodes": "0 1 2 a",
+    "core-spec": "0 2 a -1",
+    **dict.fromkeys(
+        [
+            "cores-per-socket",
+            "sockets-per-node",
+            "threads-per-core",
+            "ntasks-per-core",
+            "ntasks-per-socket",
+            "mincpus",
+            "thread-spec",
+        ],
+        NUMBERS,
+    ),
+}
+# sbatch takes any text for these two, and reads 0.
+ANY_TEXT = {"nice", "priority"}
+# sbatch without GPUs in its configuration refuses the option itself.
+NEEDS_GPUS = {"mem-per-gpu"}
+NEWER = {"consolidate-segments", "spread-segments", "stepmgr"}
+
+
+@pytest.fixture
+def is_taken(tmp_path: Path) -> Callable[[str], bool]:
+    """True if sbatch takes the option. sbatch then looks for its controller, and none runs."""
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=x\nSlurmctldHost=x(127.0.0.1)\nSlurmctldPort=1\nAuthType=auth/none\nMessageTimeout=2\n"
+        "NodeName=n CPUs=2\nPartitionName=p Nodes=n Default=YES\n"
+    )
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\ntrue\n")
+
+    def ask(option: str) -> bool:
+        run = subprocess.run(
+            ["sbatch", option, str(script)],
+            env={**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        return "Unable to contact slurm controller" in run.stderr
+
+    return ask
+
+
+def is_valid(option: str) -> bool:
+    text = f"{GPT}targets: {{slurm: {{extra: ['{option}']}}}}\n"
+    return not [each for each in findings(text) if each.fatal]
+
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - ANY_TEXT - NEEDS_GPUS))
+def test_the_values_that_sbatch_refuses_are_refused_before(
+    name: str, is_taken: Callable[[str], bool]
+) -> None:
+    options = [f"--{name}={value}" for value in TRIED[name].split()]
+    taken = [option for option in options if is_taken(option)]
+    assert 0 < len(taken) < len(options)
+    assert [option for option in options if is_valid(option)] == taken
+
+
+def test_an_option_without_a_value_takes_none(is_taken: Callable[[str], bool]) -> None:
+    for name in sorted(FLAGS - NEWER):
+        assert (is_taken(f"--{name}"), is_taken(f"--{name}=x")) == (True, False), name
