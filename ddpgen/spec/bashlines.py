@@ -95,7 +95,7 @@ _OF_SETUP = (
 )
 _OF_ACTIVATE = (
     (
-        re.compile(r"exit(\s+\S+)?|exec\s+(?![0-9]*[&<>])\S.*"),
+        re.compile(r"exit(\s+\S+)?|false|exec\s+(?![0-9]*[&<>])\S.*"),
         "ends the script of the launch, and no training begins",
         "leave it out",
     ),

@@ -502,6 +502,37 @@ REFUSED = [
         "bucket",
     ),
     (f"{BUCKET}, name: a_", "", "10:33 targets.sky.name", "SkyPilot"),
+    *(
+        (
+            f"{BUCKET}, extra: {{file_mounts: {{/d: {value}}}}}",
+            "",
+            "10:53 targets.sky.extra.file_mounts./d",
+            words,
+        )
+        for value, words in (
+            ("[s3://a]", "a list"),
+            ("{source: s3://a, mode: write}", "no mode"),
+            ("{source: s3://a, stor: s3}", '"stor" is no key'),
+        )
+    ),
+    (
+        f"{BUCKET}, extra: {{resources: {{ports: [80, 90-81]}}}}",
+        "",
+        "10:59 targets.sky.extra.resources.ports[1]",
+        "8080",
+    ),
+    (
+        f"{BUCKET}, requirements: [torch==2.13.0, 'a==1,!=1']",
+        "",
+        "10:57 targets.sky.requirements[1]",
+        "excludes it",
+    ),
+    (
+        f"{BUCKET}, requirements: [\"torch==2.13.0; (python_version > '3'\"]",
+        "",
+        "10:42 targets.sky.requirements[0]",
+        "bracket",
+    ),
     (
         f"{BUCKET}, environment: locked, requirements: [torch==2.13.0]",
         "",
@@ -768,6 +799,11 @@ WARNED = [
         f"{BUCKET}, preempted_every: 2h, train: {SCRIPT_INSTEAD}",
         "10:44 targets.sky.preempted_every",
         "saves by itself",
+    ),
+    (
+        f"{BUCKET}, requirements: [torch==2.13.0, --extra-index-ulr=x]",
+        "10:57 targets.sky.requirements[1]",
+        "pip 26 has no --extra-index-ulr",
     ),
     (f"{BUCKET}, python: python3", "1:1 requirements", "torch==VERSION"),
     (f"{BUCKET}, infra: [aws, gcp], python: python3", "1:1 requirements", "torch==VERSION"),

@@ -311,6 +311,46 @@ REFUSED = [
         "9:55 targets.slurm.environment.container.mounts",
         "/TARGET",
     ),
+    ("constraint: '*2'", "9:23 targets.slurm.constraint", "NAME*NODES"),
+    ("constraint: 'ib*0'", "9:23 targets.slurm.constraint", "NAME*NODES"),
+    ("constraint: '[a*2&*3]'", "9:23 targets.slurm.constraint", "NAME*NODES"),
+    ("dependency: 'afterok:67999999999'", "9:23 targets.slurm.dependency", "afterok:JOB"),
+    ("dependency: 'afterok:68000000'", "9:23 targets.slurm.dependency", "afterok:JOB"),
+    ("extra: --exclusive=nobody", "9:18 targets.slurm.extra", "no value of --exclusive"),
+    ("extra: --gpu-bind=all", "9:18 targets.slurm.extra", "no value of --gpu-bind"),
+    *(
+        (
+            f"environment: {{container: '{image}'}}",
+            "9:36 targets.slurm.environment.container",
+            "no name of an image",
+        )
+        for image in (
+            "docker://ghcr.io/me/t:a b",
+            "docker://ghcr.io/me/t:",
+            "docker://ghcr.io/me//t",
+            "docker://me/t/",
+        )
+    ),
+    (
+        "environment: {container: {image: /x.sqsh, runtime: pyxis, mounts: ':/mnt'}}",
+        "9:77 targets.slurm.environment.container.mounts",
+        "no mount",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: --env}}",
+        "9:61 targets.slurm.environment.container.options",
+        "--env has no value",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: [--env, --nv]}}",
+        "9:62 targets.slurm.environment.container.options[0]",
+        "no value",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: [--nv, extra]}}",
+        "9:68 targets.slurm.environment.container.options[1]",
+        "would be the image",
+    ),
     ("constraint: a&&b", "9:23 targets.slurm.constraint", "empty name"),
     ("constraint: '[a'", "9:23 targets.slurm.constraint", "bracket"),
     ("licenses: ':1'", "9:21 targets.slurm.licenses", "NAME:NUMBER"),
@@ -487,6 +527,36 @@ WARNED = [
         "environment: {container: {image: x, runtime: pyxis, options: --nv}}",
         "9:72 targets.slurm.environment.container.options",
         "leave it out",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: [-B, /a, --writeable-tmpfs]}}",
+        "9:70 targets.slurm.environment.container.options[2]",
+        "did you mean --writable-tmpfs",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: --new=1}}",
+        "9:61 targets.slurm.environment.container.options",
+        "apptainer has no --new",
+    ),
+    (
+        "environment: {container: {image: /x.sqsh, runtime: pyxis, options: --container-writeable}}",
+        "9:78 targets.slurm.environment.container.options",
+        "did you mean --container-writable",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: [--home, /a, -B, '/a:/b', --nv, -cw, --env=A=b, --env, -x]}}",
+        "",
+        "",
+    ),
+    (
+        "constraint: '[a*2&b*03]', dependency: 'afterok:67108863:6'",
+        "",
+        "",
+    ),
+    (
+        "extra: [--gpu-bind=none, --exclusive=topo, '--cpu-freq=low-high:performance', --profile=All]",
+        "",
+        "",
     ),
     ("setup: [nvidia-smi, export A=b]", "9:31 targets.slurm.setup[1]", "env"),
     ("setup: [. ~/v/bin/activate, '# then']", "9:19 targets.slurm.setup[0]", "python.activate"),

@@ -34,6 +34,11 @@ TRIED = {
     "kill-on-invalid-dep": "yes no maybe",
     "switches": "1 1@10 2@1:00:00 0 a @3",
     "wait-all-nodes": "0 1 2 a",
+    "cpu-freq": "low highm1 2000000 low-high 1000-2000:performance OnDemand quick low-quick low:performance",
+    "exclusive": "user mcs USER nobody",
+    "gpu-bind": "closest none single:2 per_task:1 map_gpu:0,1 mask_gpu:0x1 verbose,closest v,single:1 single map:0",
+    "gres-flags": "enforce-binding disable-binding binding",
+    "profile": "all none task,energy Energy network,lustre filesystem",
     "core-spec": "0 2 a -1",
     **dict.fromkeys(
         [

@@ -142,14 +142,20 @@ def _misfits(node: Node, form: Form) -> Iterator[Node]:
     """Yield the parts of a value that do not have its form."""
     if isinstance(node, Listing) and "list" in form.types:
         for item in node.items:
-            if isinstance(item, Scalar) and not re.fullmatch(form.pattern, item.text):
+            if isinstance(item, Scalar) and not _fits(item.text, form):
                 yield item
     elif isinstance(node, Scalar):
         tag = "str" if node.quoted else node.tag
-        if tag not in form.types or (tag != "null" and not re.fullmatch(form.pattern, node.text)):
+        if tag not in form.types or (tag != "null" and not _fits(node.text, form)):
             yield node
     elif ("map" if isinstance(node, Table) else "list") not in form.types:
         yield node
+
+
+def _fits(text: str, form: Form) -> bool:
+    """True if the scalar has the form, and no range of ports in it goes downwards."""
+    ranges = re.findall(r"(\d+)-(\d+)", text) if _RANGE in form.pattern else []
+    return bool(re.fullmatch(form.pattern, text)) and all(int(a) <= int(b) for a, b in ranges)
 
 
 def _meant(name: str, section: str) -> str:

@@ -33,9 +33,13 @@ from ddpgen.tiers.sky.requirement import (
     names_index,
     package,
     pins,
+    unknown_option,
     without_hash,
 )
 
+# Of SkyPilot 0.14.1 (get_storage_schema).
+_MOUNT_KEYS = {"name", "source", "store", "persistent", "mode", "type", "config"}
+_MOUNT_MODES = {"MOUNT", "COPY", "MOUNT_CACHED"}
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
@@ -177,6 +181,9 @@ def _requirements(job: SkyJob) -> Iterator[Conflict]:
             problem = f"{requirement} would be the name of a package, not of a file"
             yield Conflict(fields, problem, f"write -r {requirement}", "/" in requirement)
             continue
+        if option := unknown_option(requirement):
+            problem = f"pip 26 has no {option} in a requirements file"
+            yield Conflict(fields, problem, "write one that it has, or leave it out", False)
         if option := ignored_option(requirement):
             problem = f"pip ignores {option} behind a requirement"
             yield Conflict(fields, problem, "write it as a line of its own", False)
@@ -216,6 +223,9 @@ def _extra(job: SkyJob) -> Iterator[Conflict]:
                 yield Conflict((field,), problem, remedy)
             local = source.get("source", "") if isinstance(source, Mapping) else source
             text = local.strip('"') if isinstance(local, str) else ""
+            if section == "file_mounts" and (problem := _mount_fault(source)):
+                remedy = "write a path, a URL, or a mapping with source and mode (MOUNT, COPY, MOUNT_CACHED)"
+                yield Conflict((field,), problem, remedy)
             if section == "file_mounts" and text and not _ABSOLUTE.match(text):
                 problem = f"{text} is relative, and SkyPilot would look for it in the bundle"
                 remedy = "write /PATH, ~/PATH or a bucket's URL, or put it into code"
@@ -228,6 +238,18 @@ def _extra(job: SkyJob) -> Iterator[Conflict]:
             problem = f"{name} looks like a secret, and everybody who reads the bundle reads it"
             remedy = "have SkyPilot keep it (managed_secrets)"
             yield Conflict(("extra",), problem, remedy, False)
+
+
+def _mount_fault(source: Any) -> str:
+    """Return why SkyPilot would refuse the value of a mount; "" if it takes the value."""
+    if isinstance(source, list):
+        return "is a list"
+    if not isinstance(source, Mapping):
+        return ""
+    if unknown := sorted(source.keys() - _MOUNT_KEYS):
+        return f"{show(unknown[0])} is no key of a mount"
+    mode = str(source.get("mode", "MOUNT")).strip("\"'")
+    return "" if mode.upper() in _MOUNT_MODES else f"{show(mode)} is no mode of a mount"
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -91,9 +91,7 @@ def fault(text: str) -> Refused | None:
         return Refused(f"{show(address[1])} is no URL", remedy)
     if version := re.match(r"[^/:;]*; *[a-z_]+ *[=!<>~]+ *([0-9][0-9.]*)", text):
         return Refused(f"{version[1]} in a marker has no quotes", f"write '{version[1]}' there")
-    on_command_line = (
-        rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE})(?![a-z-])|(?<![^ ])-[A-Zbdhjkmnopqtuvxyz](?![^ ]))"
-    )
+    on_command_line = rf"(?:[^\"'#]* )?(--(?:{_COMMAND_LINE})(?![a-z-])|(?<![^ ])-[ABD-Zbdhjkmnopqtuvxyz](?![^ ]))"
     if option := re.match(on_command_line, text):
         problem = f"{option[1]} is for pip's command line alone"
         return Refused(problem, "leave it out; the environment is the job's own")
@@ -121,6 +119,9 @@ def _package_fault(text: str) -> Refused | None:
         return Refused(
             problem, f"write {known}" if known else "leave it out; image or setup brings it"
         )
+    marker = re.sub(r"'[^']*'|\"[^\"]*\"| +#.*", "", text.partition(";")[2])
+    if not re.search("[@/]", text) and marker.count("(") != marker.count(")"):
+        return Refused("a marker has a bracket without its pair", "close each bracket")
     versions = [] if "$" in text else _EXACT.findall(_END.split(text)[0])
     for version in versions:
         if not re.fullmatch(_PEP440, version, re.IGNORECASE):
@@ -129,6 +130,8 @@ def _package_fault(text: str) -> Refused | None:
     if len(set(versions)) > 1:
         problem = f"{show(text)} asks for {' and '.join(versions[:2])} at once"
         return Refused(problem, "keep one of them")
+    if versions and re.search(rf"!= *{re.escape(versions[0])}(?![\w.*+!-])", text):
+        return Refused(f"{show(text)} asks for {versions[0]} and excludes it", "keep one of them")
     return None
 
 
@@ -173,6 +176,15 @@ def ignored_option(requirement: str) -> str:
     """Return the option behind the requirement that pip ignores there; "" without one."""
     option = _IGNORED.match(requirement)
     return option[1] if option else ""
+
+
+def unknown_option(requirement: str) -> str:
+    """Return the option at the beginning of the line, if pip 26 does not have it; "" otherwise."""
+    known = (
+        rf"requirement|constraint|all-releases|only-final|uploaded-prior-to|{_FLAGS}|{_WITH_VALUE}"
+    )
+    option = re.match(rf"--(?!({known})(?![a-z-]))[a-z-]+", requirement)
+    return option[0] if option else ""
 
 
 def names_index(requirement: str) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.slurm.fields import Container
 
@@ -21,9 +21,11 @@ _FILE = r"[./~].*|.*\.(?:sif|img|sqsh)"
 # No path in a bundle's `code`, no absolute path, no transport, and no word that the supervisor fills in.
 _RELATIVE = r"(?!(?:\./)?code(?:/|$)|[/~{]|docker-|oci|.*://)"
 _IN_BUNDLE = "is looked for in the bundle, which holds only files of code"
+_BAD_REFERENCE = (r"docker://(?:.*\s.*|.*:|.*[^:]//.*|.*/)", "is no name of an image", "write docker://HOST/NAME:TAG", True)  # fmt: skip
 _IMAGES = {
     "apptainer": (
         _SHORT_DIGEST,
+        _BAD_REFERENCE,
         (r".*\.def", "is what apptainer builds an image from", "write the image, like ~/NAME.sif", True),
         (rf"{_RELATIVE}(?:\.{{1,2}}/.*|.*\.(?:sif|img|sqsh))", _IN_BUNDLE, "write ~/path or /path", True),
         (rf"{_RELATIVE}(?!(?:{_FILE})$)([^:#]+)", _IN_BUNDLE, r"write docker://\1, or ~/path or /path", True),
@@ -33,6 +35,7 @@ _IMAGES = {
     ),
     "pyxis": (
         _SHORT_DIGEST,
+        _BAD_REFERENCE,
         (r"(?:docker://)?([^/#.][^/#]*[.:][^/#]*)/(?!/)([^#]+)", "is looked for at Docker Hub", r"write docker://\1#\2", False),
         (rf"{_RELATIVE}\.{{1,2}}/.*", _IN_BUNDLE, "write /path", True),
         (r"[^#]+\.sif", "is in a form that only apptainer reads", "write runtime: apptainer", True),
@@ -54,6 +57,29 @@ _OPTIONS = {
          "is an option of apptainer, and srun gets it", "leave it out; mounts has the directories", False),
     ),
 }  # fmt: skip
+# Options of apptainer exec 1.4 and singularity exec 4 that have a value, and those without one.
+_WITH_VALUE = frozenset([
+    "--add-caps", "--app", "--apply-cgroups", "--authfile", "--bind", "--blkio-weight", "--blkio-weight-device",
+    "--cdi-dirs", "--config", "--cpu-shares", "--cpus", "--cpuset-cpus", "--cpuset-mems", "--device", "--dns",
+    "--docker-host", "--drop-caps", "--env", "--env-file", "--fusemount", "--home", "--hostname", "--memory",
+    "--memory-reservation", "--memory-swap", "--mount", "--netns-path", "--network", "--network-args", "--no-mount",
+    "--overlay", "--pem-path", "--pids-limit", "--platform", "--scratch", "--security", "--shub-api", "--tmpdir",
+    "--workdir", "-B", "-H", "-S", "-W", "-o",
+])  # fmt: skip
+_WITHOUT_VALUE = frozenset([
+    "--allow-setuid", "--compat", "--contain", "--disable-cache", "--docker-login", "--fakeroot", "--ignore-fakeroot-command",
+    "--ignore-proot", "--ignore-subuid", "--ignore-userns", "--ipc", "--keep-layers", "--keep-privs", "--net", "--no-compat",
+    "--no-eval", "--no-home", "--no-https", "--no-init", "--no-nv", "--no-oci", "--no-pid", "--no-privs", "--no-rocm",
+    "--no-setgroups", "--no-tmp-sandbox", "--no-umask", "--nohttps", "--notify", "--nv", "--nvccli", "--oci",
+    "--oom-kill-disable", "--passphrase", "--pid", "--rocm", "--runscript-timeout", "--sharens", "--tmp-sandbox",
+    "--underlay", "--unsquash", "--userns", "--uts", "--verify", "--vm", "--writable", "--writable-tmpfs",
+    "-c", "-f", "-i", "-n", "-p", "-u", "-w",
+])  # fmt: skip
+# The options of pyxis 0.20 for srun.
+_OF_PYXIS = frozenset(f"--container-{name}" for name in (
+    "entrypoint", "entrypoint-log", "env", "image", "image-import", "mount-home", "mounts", "name", "no-entrypoint", "no-mount-home",
+    "no-remap-root", "readonly", "remap-root", "save", "workdir", "writable",
+))  # fmt: skip
 
 
 def check(container: Container) -> Iterator[Conflict]:
@@ -71,10 +97,41 @@ def check(container: Container) -> Iterator[Conflict]:
         yield from _misfits(_OPTIONS[runtime], word, fields)
         if i == 0 and not word.startswith("-"):
             yield Conflict(fields, f"{show(word)} would be the image", "write options, like --NAME")
+        elif runtime == "pyxis" and word.startswith("--container-"):
+            yield from _unknown(word, _OF_PYXIS, runtime, fields)
+        elif runtime == "apptainer":
+            yield from _of_apptainer(container.options, i, fields)
         if re.match(r"--?[A-Za-z][\w-]* +\S", word):
             problem = f"{show(word)} is one word with a space in it"
             words = ", ".join(f'"{part}"' for part in word.split())
             yield Conflict(fields, problem, f"write a list of words: [{words}]")
+
+
+def _of_apptainer(options: Sequence[str], i: int, fields: tuple[str, ...]) -> Iterator[Conflict]:
+    """Yield what is wrong with the word at `i`, which is an option or the value of the option before it."""
+    word, before, behind = options[i], options[i - 1] if i else "", options[i + 1 : i + 2]
+    if before in _WITH_VALUE:
+        return
+    if not word.startswith("-"):
+        if before in _WITHOUT_VALUE:
+            yield Conflict(fields, f"{show(word)} would be the image", "leave it out")
+    elif word in _WITH_VALUE:
+        if not behind or behind[0].startswith("--"):
+            yield Conflict(fields, f"{word} has no value", f"write {word}=VALUE, or leave it out")
+    elif word.startswith("--") and not any(
+        re.fullmatch(each[0], word) for each in _OPTIONS["apptainer"]
+    ):
+        yield from _unknown(word, _WITH_VALUE | _WITHOUT_VALUE, "apptainer", fields)
+
+
+def _unknown(
+    word: str, known: Collection[str], runtime: str, fields: tuple[str, ...]
+) -> Iterator[Conflict]:
+    name = word.partition("=")[0]
+    if name not in known and " " not in name:  # a space is told by itself
+        close = similar(name, known, at_least=0.8)
+        remedy = f"did you mean {close}?" if close else f"leave it out if your {runtime} has none"
+        yield Conflict(fields, f"{runtime} has no {name}", remedy, False)
 
 
 def _mounts(container: Container, field: str) -> Iterator[Conflict]:
@@ -84,7 +141,7 @@ def _mounts(container: Container, field: str) -> Iterator[Conflict]:
         source, *rest = mount.split(":")
         # A comma separates several mounts or options. The runtime itself judges these.
         misfit = rest and "," not in mount and (len(rest) > 2 or not rest[0].startswith("/"))
-        if misfit or mount.startswith("-"):
+        if misfit or mount.startswith(("-", ":")):
             problem = f"{show(mount)} is no mount: the target is an absolute path"
             yield Conflict(fields, problem, "write SOURCE:/TARGET, or SOURCE:/TARGET:ro")
         elif container.runtime == "apptainer" and re.match(_RELATIVE, source) and "," not in mount:

@@ -22,7 +22,8 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _HOSTS = rf"(?![*-])[A-Za-z0-9_.-]*(\[{_INDICES}(,{_INDICES})*\][A-Za-z0-9_.-]*)*([*][0-9]+)?"
 # sbatch takes a value with a slash for the name of a file that lists the nodes.
 _HOST_FILE = r"[A-Za-z0-9_.][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*|/[A-Za-z0-9_./-]*"
-_JOB = r"[1-9][0-9]*(_([0-9]+|[*]))?"
+# Slurm has no number of a job above 67,108,863.
+_JOB = r"(?![0-9]{9}|[7-9][0-9]{7}|6[89][0-9]{6})[1-9][0-9]*(_([0-9]+|[*]))?"
 _CONDITION = (
     rf"(after(:{_JOB}([+][0-9]+)?)+|after(any|burstbuffer|corr|notok|ok)(:{_JOB})+|singleton)"
 )
@@ -108,6 +109,11 @@ class Constraint(Directive):
         text = super().parse(raw)
         if re.search(r"(^|[&|,(\[])([&|,)\]]|$)", text):
             raise Refused(f"{show(text)} has an empty name", "write a name on each side of & and |")
+        if re.search(r"(^|[&|,(\[])[*]|[*](?!0*[1-9])", text):
+            problem = (
+                f"{show(text)} has a * without a name before it or a number of nodes behind it"
+            )
+            raise Refused(problem, "write NAME*NODES")
         rest = re.sub(r"[^()\[\]]", "", text)
         while (shorter := re.sub(r"\(\)|\[\]", "", rest)) != rest:
             rest = shorter

@@ -31,6 +31,11 @@ _CLOCK = "([01]?[0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9])?([ap]m)?|midnight|noon|fik
 _MONTH, _DAY = "(0?[1-9]|1[0-2])", "(0?[1-9]|[12][0-9]|3[01])"
 _DATE = rf"[0-9]{{4}}-(?=..-..){_MONTH}-{_DAY}|(?=[0-9]{{6}}){_MONTH}{_DAY}[0-9]{{2}}|{_MONTH}[./]{_DAY}([./][0-9]{{2}}([0-9]{{2}})?)?"
 _MOMENT = rf"now(\+[0-9]+((second|minute|hour|day|week)s?)?)?|today|tomorrow|({_CLOCK})|({_DATE})([T-]({_CLOCK}))?"
+_FREQUENCY, _GOVERNOR = (
+    "low|medium|highm1|high|[0-9].*",
+    "conservative|ondemand|performance|powersave|schedutil|userspace",
+)
+_GRES_FLAG = "(allow-task-sharing|disable-binding|enforce-binding|multiple-tasks-per-sharing|one-task-per-sharing)"
 # Option → the pattern of its values.
 VALUES: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -42,6 +47,11 @@ VALUES: Mapping[str, re.Pattern[str]] = {
         ("delay-boot time-min", _TIME),
         ("mem-per-cpu mem-per-gpu tmp", _SIZE),
         ("distribution", r"(\*|block|cyclic|arbitrary|hostfile|plane=\d+|pack|nopack)?(:(\*|block|f?cyclic))*(,(no)?pack)?"),
+        ("cpu-freq", rf"({_FREQUENCY})(-({_FREQUENCY})(:({_GOVERNOR}))?)?|{_GOVERNOR}"),
+        ("exclusive", "user|mcs|topo"),
+        ("gpu-bind", r"(verbose,)?(closest|none|(single|per_task):\d+|(map|mask)_gpu:.+)"),
+        ("gres-flags", rf"{_GRES_FLAG}(,{_GRES_FLAG})*"),
+        ("profile", "all|none|(energy|lustre|network|task)(,(energy|lustre|network|task))*"),
         ("hint", "(compute_bound|memory_bound|(no)?multithread|,)+"),
         ("kill-on-invalid-dep", "yes|no"),
         ("nice", "-?[0-9]+"),
