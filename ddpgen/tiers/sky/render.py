@@ -37,7 +37,7 @@ from ddpgen.tiers.sky.requirement import (
     without_hash,
 )
 
-# Of SkyPilot 0.14.1 (get_storage_schema).
+# The keys and the modes of a mount in SkyPilot 0.14.1 (get_storage_schema).
 _MOUNT_KEYS = {"name", "source", "store", "persistent", "mode", "type", "config"}
 _MOUNT_MODES = {"MOUNT", "COPY", "MOUNT_CACHED"}
 _SYSTEM = (
