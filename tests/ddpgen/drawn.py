@@ -12,7 +12,7 @@ from ddpgen.spec.fields import REQUIRED, Choice, Flag, Kind, Number, Text, Whole
 from ddpgen.spec.groups import Arguments, Group, Groups, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.registry import MODELS
-from ddpgen.tiers.sky.extra import FREE, RESOURCES, TOP, Extra
+from ddpgen.tiers.sky.extra import FREE, RESOURCES, TOP, Extra, Form
 
 Drawn = st.SearchStrategy[Any]
 
@@ -112,10 +112,33 @@ def _fitting(kind: Kind) -> Drawn:
     if isinstance(kind, Pairs):
         return _pairs(kind, _fitting(kind.leaf))
     if isinstance(kind, Extra):
-        names = [*FREE[TOP], "config", "volumes"]
-        below = st.dictionaries(st.sampled_from(FREE[RESOURCES]), ANYTHING, max_size=2)
-        return st.dictionaries(st.sampled_from(names), below | ANYTHING, max_size=3)
+        resources = _optional({name: _in_form(form) for name, form in FREE[RESOURCES].items()})
+        keys = {name: _in_form(form) for name, form in FREE[TOP].items()}
+        return _optional(keys | {RESOURCES: resources}) | st.dictionaries(
+            st.sampled_from(sorted(FREE[TOP])), ANYTHING, max_size=3
+        )
     return _scalar(kind)
+
+
+def _optional(values: Mapping[str, Drawn]) -> Drawn:
+    names = st.sets(st.sampled_from(sorted(values)), max_size=3)
+    return names.flatmap(
+        lambda chosen: st.fixed_dictionaries({k: values[k] for k in sorted(chosen)})
+    )
+
+
+def _in_form(form: Form) -> Drawn:
+    """Values of a key of SkyPilot, most of which it takes."""
+    by_type = {
+        "bool": st.booleans(),
+        "float": st.floats(0, 9, width=16),
+        "int": st.integers(0, 2000),
+        "list": st.lists(_matching(form.pattern) | ANYTHING, max_size=2),
+        "map": st.dictionaries(st.text(max_size=4), ANYTHING, max_size=2),
+        "null": st.none(),
+        "str": _matching(form.pattern),
+    }
+    return st.one_of([by_type[name] for name in form.types])
 
 
 def _scalar(kind: Kind) -> Drawn:

@@ -81,7 +81,6 @@ def outcome(mutation: Mutation) -> str:
     return "warned" if warnings else "accepted"
 
 
-@pytest.mark.slow
 def test_one_mistake_never_ends_in_a_crash_or_a_wait() -> None:
     every = list(mutations())
     assert len(every) > 1500
@@ -96,7 +95,6 @@ def test_of_all_mistakes_none_ends_in_a_crash_or_a_wait() -> None:
     outcomes_of(mutations())
 
 
-@pytest.mark.slow
 def test_of_a_sample_of_wrong_values_each_is_named_at_its_field() -> None:
     every = list(wrong_values())
     assert len(every) > 1500

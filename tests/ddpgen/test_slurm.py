@@ -314,8 +314,7 @@ REFUSED = [
     ("constraint: '*2'", "9:23 targets.slurm.constraint", "NAME*NODES"),
     ("constraint: 'ib*0'", "9:23 targets.slurm.constraint", "NAME*NODES"),
     ("constraint: '[a*2&*3]'", "9:23 targets.slurm.constraint", "NAME*NODES"),
-    ("dependency: 'afterok:67999999999'", "9:23 targets.slurm.dependency", "afterok:JOB"),
-    ("dependency: 'afterok:68000000'", "9:23 targets.slurm.dependency", "afterok:JOB"),
+    ("dependency: 'afterok:12345678901'", "9:23 targets.slurm.dependency", "afterok:JOB"),
     ("extra: --exclusive=nobody", "9:18 targets.slurm.extra", "no value of --exclusive"),
     ("extra: --gpu-bind=all", "9:18 targets.slurm.extra", "no value of --gpu-bind"),
     *(
@@ -455,7 +454,11 @@ WARNED = [
     ("time: 1h, step_time: 20min, write_time: 15min", "9:32 targets.slurm.step_time", "to train"),
     ("time: 1h, step_time: 10min, write_time: 5min", "", ""),
     ("extra: ['--hint=nomultithread', '--distribution=block:cyclic,NoPack']", "", ""),
-    ("extra: [--time-min=60, --hold, --nice, --no-kill=off, --wckey=x], time: 1h", "", ""),
+    (
+        "extra: [--time-min=60, --hold, --nice, --no-kill=off, --wckey=x, --oom-kill-step], time: 1h",
+        "",
+        "",
+    ),
     ("extra: ['--time-min=60:00'], time: 1h", "", ""),
     ("extra: ['--time-min=0-1:00:00', '--deadline=1/31/27-4:30pm'], time: 1h", "", ""),
     ("extra: ['--time-min=1:00:00', '--begin=now+2hours'], time: 1h", "", ""),
@@ -544,12 +547,12 @@ WARNED = [
         "did you mean --container-writable",
     ),
     (
-        "environment: {container: {image: /x.sif, options: [--home, /a, -B, '/a:/b', --nv, -cw, --env=A=b, --env, -x]}}",
+        "environment: {container: {image: /x.sif, options: [--home, /a, -B, '/a:/b', --nv, -cw, --env=A=b, --env, -x, --runscript-timeout, 1m]}}",
         "",
         "",
     ),
     (
-        "constraint: '[a*2&b*03]', dependency: 'afterok:67108863:6'",
+        "constraint: '[a*2&b*03]', dependency: 'afterok:67108863:134217731'",
         "",
         "",
     ),

@@ -61,7 +61,6 @@ def test_a_start_within_the_range_traces_what_is_left_of_it(tmp_path: Path) -> N
     assert steps_in(tmp_path / "profile/rank-0.json.gz") == 7 - first
 
 
-@pytest.mark.slow
 def test_a_profile_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
     workers.import_compiler()
     (tmp_path / "profile").touch()

@@ -49,7 +49,6 @@ def test_gpt_with_dropout(tmp_path: Path) -> None:
     assert_all_equal([trained(tmp_path / str(n), "gpt", n, *flags) for n in PROCESSES])
 
 
-@pytest.mark.slow
 def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path: Path) -> None:
     flags = (*GPT, "--steps=6")
     even = trained(tmp_path / "even", "gpt", 1, *flags)

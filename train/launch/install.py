@@ -34,7 +34,8 @@ _READS_FILE = re.compile(
     r"((?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +)))(?![a-z]+://)([^ ]+)"
 )
 # An option that has pip look for packages in a directory. A relative one would start at the directory of pip's list.
-_LOOKS_INTO = re.compile(r"(^(?:-f *|--find-links(?:=| +)))(?![a-z]+://)([^ ]+)")
+# Quotes and variables are left to pip.
+_LOOKS_INTO = re.compile(r"(^(?:-f *|--find-links(?:=| +)))(?![A-Za-z]+:|[\"'$])([^ ]+)")
 _COMMENT = re.compile("(^| )#.*")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 

@@ -21,11 +21,15 @@ TOP, RESOURCES = "", "resources"
 
 
 class Form(NamedTuple):
-    """The values of a key. `types`: as YAML 1.1 names them. `pattern`: of a scalar, and of each item of a list."""
+    """The values of a key. `types`: as YAML 1.1 names them. `pattern`: of a scalar, and of each item of a list.
+
+    `ascending`: True if no range in it, like 80-90, may go downwards.
+    """
 
     types: tuple[str, ...]
     allowed: str
     pattern: str = r"(?s:.*)"
+    ascending: bool = False
 
 
 _MAPPING, _LIST, _TEXT = (
@@ -53,7 +57,7 @@ FREE: Mapping[str, Mapping[str, Form]] = {
         "ephemeral_storage": Form(("int", "str"), "a size like 100GB", "(?i:[0-9]+([kmgtp][bi])?)"),
         "local_disk": Form(("str",), "nvme, ssd, or one with a size, like nvme:100+", "(?i:(nvme|ssd)(:.+)?|[0-9].*)"),
         "max_hourly_cost": Form(("float", "int"), "dollars above 0, like 2.5", "[^-]*[1-9].*"),
-        "ports": Form(("int", "list", "null", "str"), "ports like 8080 or 10020-10040", f"{_RANGE}( *, *{_RANGE})*"),
+        "ports": Form(("int", "list", "null", "str"), "ports like 8080 or 10020-10040", f"{_RANGE}( *, *{_RANGE})*", True),
         "priority": Form(("int",), "a whole number from -1000 to 1000", "[+-]?(1000|[0-9_]{1,3}|0x[0-9a-fA-F]{1,2})"),
         "priority_class": _TEXT,
         "volumes": _LIST,
@@ -153,8 +157,8 @@ def _misfits(node: Node, form: Form) -> Iterator[Node]:
 
 
 def _fits(text: str, form: Form) -> bool:
-    """True if the scalar has the form, and no range of ports in it goes downwards."""
-    ranges = re.findall(r"(\d+)-(\d+)", text) if _RANGE in form.pattern else []
+    """True if the scalar has the form."""
+    ranges = re.findall(r"([0-9]+)-([0-9]+)", text) if form.ascending else []
     return bool(re.fullmatch(form.pattern, text)) and all(int(a) <= int(b) for a, b in ranges)
 
 

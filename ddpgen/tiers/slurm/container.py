@@ -59,11 +59,11 @@ _OPTIONS = {
 }  # fmt: skip
 # Options of apptainer exec 1.4 and singularity exec 4 that have a value, and those without one.
 _WITH_VALUE = frozenset([
-    "--add-caps", "--app", "--apply-cgroups", "--authfile", "--bind", "--blkio-weight", "--blkio-weight-device",
+    "--add-caps", "--app", "--apply-cgroups", "--arch", "--authfile", "--bind", "--blkio-weight", "--blkio-weight-device",
     "--cdi-dirs", "--config", "--cpu-shares", "--cpus", "--cpuset-cpus", "--cpuset-mems", "--device", "--dns",
     "--docker-host", "--drop-caps", "--env", "--env-file", "--fusemount", "--home", "--hostname", "--memory",
     "--memory-reservation", "--memory-swap", "--mount", "--netns-path", "--network", "--network-args", "--no-mount",
-    "--overlay", "--pem-path", "--pids-limit", "--platform", "--scratch", "--security", "--shub-api", "--tmpdir",
+    "--overlay", "--pem-path", "--pids-limit", "--platform", "--runscript-timeout", "--scratch", "--security", "--shub-api", "--tmpdir",
     "--workdir", "-B", "-H", "-S", "-W", "-o",
 ])  # fmt: skip
 _WITHOUT_VALUE = frozenset([
@@ -71,7 +71,7 @@ _WITHOUT_VALUE = frozenset([
     "--ignore-proot", "--ignore-subuid", "--ignore-userns", "--ipc", "--keep-layers", "--keep-privs", "--net", "--no-compat",
     "--no-eval", "--no-home", "--no-https", "--no-init", "--no-nv", "--no-oci", "--no-pid", "--no-privs", "--no-rocm",
     "--no-setgroups", "--no-tmp-sandbox", "--no-umask", "--nohttps", "--notify", "--nv", "--nvccli", "--oci",
-    "--oom-kill-disable", "--passphrase", "--pid", "--rocm", "--runscript-timeout", "--sharens", "--tmp-sandbox",
+    "--oom-kill-disable", "--passphrase", "--pid", "--rocm", "--sharens", "--tmp-sandbox",
     "--underlay", "--unsquash", "--userns", "--uts", "--verify", "--vm", "--writable", "--writable-tmpfs",
     "-c", "-f", "-i", "-n", "-p", "-u", "-w",
 ])  # fmt: skip

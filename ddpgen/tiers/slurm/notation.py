@@ -22,8 +22,8 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _HOSTS = rf"(?![*-])[A-Za-z0-9_.-]*(\[{_INDICES}(,{_INDICES})*\][A-Za-z0-9_.-]*)*([*][0-9]+)?"
 # sbatch takes a value with a slash for the name of a file that lists the nodes.
 _HOST_FILE = r"[A-Za-z0-9_.][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*|/[A-Za-z0-9_./-]*"
-# Slurm has no number of a job above 67,108,863.
-_JOB = r"(?![0-9]{9}|[7-9][0-9]{7}|6[89][0-9]{6})[1-9][0-9]*(_([0-9]+|[*]))?"
+# The id of a job has 32 bits. Those above 67,108,863 name the cluster of a federation as well.
+_JOB = r"[1-9][0-9]{0,9}(_([0-9]+|[*]))?"
 _CONDITION = (
     rf"(after(:{_JOB}([+][0-9]+)?)+|after(any|burstbuffer|corr|notok|ok)(:{_JOB})+|singleton)"
 )

@@ -23,7 +23,7 @@ FLAGS = frozenset([
     "spread-job", "spread-segments", "stepmgr", "use-min-nodes", "verbose",
 ])  # fmt: skip
 _VALUE_OR_NONE = frozenset([
-    "exclusive", "get-user-env", "nice", "no-kill", "propagate", "resources", "resv-ports",
+    "exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate", "resources", "resv-ports",
 ])  # fmt: skip
 _NUMBER, _SIZE = "0*[1-9][0-9]*", "[0-9]+([KMGT]B?)?"
 _TIME = r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}|infinite|unlimited"
@@ -57,7 +57,7 @@ VALUES: Mapping[str, re.Pattern[str]] = {
         ("nice", "-?[0-9]+"),
         ("priority", "[0-9]+|top"),
         ("switches", rf"{_NUMBER}(@({_TIME}))?"),
-        ("wait-all-nodes", "[01]"),
+        ("oom-kill-step wait-all-nodes", "[01]"),
     )
     for name in names.split()
 }  # fmt: skip

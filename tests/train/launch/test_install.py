@@ -83,7 +83,10 @@ def test_wheels_are_looked_for_in_the_directory_that_is_meant(
     option: str, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [f"{option}.", f"{option}https://x.org/wheels", "torch"]
+    as_written = [
+        f"{option}{place}" for place in ("https://x.org/wheels", "${WHEELS}", '"my wheels"')
+    ]
+    lines = [f"{option}.", *as_written, "torch"]
     assert install.main([str(tmp_path / "env"), "--", *lines]) == 0
     listed = (tmp_path / "env" / "requirements.txt").read_text()
     assert listed.splitlines() == [f"{option}{tmp_path}/code", *lines[1:]]
