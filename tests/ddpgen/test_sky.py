@@ -516,7 +516,7 @@ REFUSED = [
         )
     ),
     (
-        f"{BUCKET}, extra: {{resources: {{ports: [80, 90-81]}}}}",
+        f"{BUCKET}, extra: {{resources: {{ports: [80, 82-81]}}}}",
         "",
         "10:59 targets.sky.extra.resources.ports[1]",
         "8080",
@@ -842,6 +842,17 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
     told = findings(on_sky(sky))
     assert not any(finding.fatal for finding in told)
     assert named(map(Fault.of, told), where, word), told
+
+
+@pytest.mark.parametrize(
+    "sky",
+    [
+        "requirements: [torch==2.13.0, 'a==1,!=1.5', '--only-final=:all:', '--all-releases=:all:']",
+        "extra: {file_mounts: {/d: {source: s3://a, mode: copy}}, resources: {ports: 80-80}}",
+    ],
+)
+def test_what_is_right_is_told_of_nowhere(sky: str) -> None:
+    assert findings(on_sky(f"{BUCKET}, {sky}")) == []
 
 
 @pytest.mark.parametrize(

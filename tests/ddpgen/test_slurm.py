@@ -220,6 +220,11 @@ REFUSED = [
         "9:18 targets.slurm.extra",
         "longer than --time=0-01:00:00",
     ),
+    (
+        "extra: '--time-min=0-1:01', time: 1h",
+        "9:18 targets.slurm.extra",
+        "longer than --time=0-01:00:00",
+    ),
     ("extra: --begin", "9:18 targets.slurm.extra", "--begin has no value"),
     ("extra: --hold=yes", "9:18 targets.slurm.extra", "--hold takes no value"),
     ("extra: --hint=fast", "9:18 targets.slurm.extra", "no value of --hint"),
@@ -539,6 +544,11 @@ WARNED = [
     (
         "environment: {container: {image: /x.sif, options: --new=1}}",
         "9:61 targets.slurm.environment.container.options",
+        "apptainer has no --new",
+    ),
+    (
+        "environment: {container: {image: /x.sif, options: [--new, value]}}",
+        "9:62 targets.slurm.environment.container.options[0]",
         "apptainer has no --new",
     ),
     (

@@ -103,11 +103,11 @@ class Extra(Kind):
     def read(self, node: Node, path: Path, walk: Walk) -> dict[str, Any]:
         if not isinstance(node, Table):
             raise self.refusal(node)
-        misfits = _check_keys(node, TOP, walk)
-        value: dict[str, Any] = _source(node)
+        _check_keys(node, TOP, walk)
         if isinstance(below := node.entries.get(RESOURCES), Table):
             _check_keys(below, RESOURCES, walk)
-        return {name: {} if name in misfits else each for name, each in value.items()}
+        value: dict[str, Any] = _source(node)
+        return value
 
     def schema(self, path: str, field_schema: FieldSchema) -> dict[str, Any]:
         mapping: dict[str, Any] = {"type": "object"}
@@ -120,17 +120,15 @@ class Extra(Kind):
         return _loaded(stored)
 
 
-def _check_keys(table: Table, section: str, walk: Walk) -> set[str]:
+def _check_keys(table: Table, section: str, walk: Walk) -> None:
     """Report each key that the tier writes itself, that fits no training job, or that SkyPilot does not have.
 
-    Report each value that SkyPilot would refuse, and return the keys of these values.
+    Report each value that SkyPilot would refuse.
     """
-    misfits = set()
     for name, position in table.keys.items():
         if form := FREE[section].get(name):
             if wrong := next(_misfits(table.entries[name], form), None):
                 walk.refuse(wrong, Refused(f"is {describe(wrong)}", f"write {form.allowed}"))
-                misfits.add(name)
             continue
         if field := SET[section].get(name):
             problem, remedy = "is written by ddpgen", f"set the field {field}"
@@ -139,7 +137,6 @@ def _check_keys(table: Table, section: str, walk: Walk) -> set[str]:
         else:
             problem, remedy = "is no key of SkyPilot here", _meant(name, section)
         walk.findings.append(Finding(position, dotted((*table.path, name)), problem, remedy))
-    return misfits
 
 
 def _misfits(node: Node, form: Form) -> Iterator[Node]:
@@ -149,8 +146,8 @@ def _misfits(node: Node, form: Form) -> Iterator[Node]:
             if isinstance(item, Scalar) and not _fits(item.text, form):
                 yield item
     elif isinstance(node, Scalar):
-        tag = "str" if node.quoted else node.tag
-        if tag not in form.types or (tag != "null" and not _fits(node.text, form)):
+        is_null = node.tag == "null"
+        if node.tag not in form.types or not (is_null or _fits(node.text, form)):
             yield node
     elif ("map" if isinstance(node, Table) else "list") not in form.types:
         yield node

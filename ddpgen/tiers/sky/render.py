@@ -248,7 +248,7 @@ def _mount_fault(source: Any) -> str:
         return ""
     if unknown := sorted(source.keys() - _MOUNT_KEYS):
         return f"{show(unknown[0])} is no key of a mount"
-    mode = str(source.get("mode", "MOUNT")).strip("\"'")
+    mode = str(source.get("mode", "MOUNT"))
     return "" if mode.upper() in _MOUNT_MODES else f"{show(mode)} is no mode of a mount"
 
 

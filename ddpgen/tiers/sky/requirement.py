@@ -120,7 +120,7 @@ def _package_fault(text: str) -> Refused | None:
             problem, f"write {known}" if known else "leave it out; image or setup brings it"
         )
     marker = re.sub(r"'[^']*'|\"[^\"]*\"| +#.*", "", text.partition(";")[2])
-    if not re.search("[@/]", text) and marker.count("(") != marker.count(")"):
+    if marker.count("(") != marker.count(")"):
         return Refused("a marker has a bracket without its pair", "close each bracket")
     versions = [] if "$" in text else _EXACT.findall(_END.split(text)[0])
     for version in versions:

@@ -110,8 +110,6 @@ def check(container: Container) -> Iterator[Conflict]:
 def _of_apptainer(options: Sequence[str], i: int, fields: tuple[str, ...]) -> Iterator[Conflict]:
     """Yield what is wrong with the word at `i`, which is an option or the value of the option before it."""
     word, before, behind = options[i], options[i - 1] if i else "", options[i + 1 : i + 2]
-    if before in _WITH_VALUE:
-        return
     if not word.startswith("-"):
         if before in _WITHOUT_VALUE:
             yield Conflict(fields, f"{show(word)} would be the image", "leave it out")
