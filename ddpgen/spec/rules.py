@@ -49,14 +49,31 @@ _UNFILLED = re.compile(
 # Python libraries read these with expanduser().
 _EXPANDED = re.compile(r"(HF|TORCH|TRANSFORMERS|XDG)_\w*(HOME|CACHE|DIR)")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
-# Variable → the program that ends at its start with any other value, and these values.
-_VALUES: Mapping[str, tuple[str, re.Pattern[str], Sequence[str]]] = {
-    "TORCH_DISTRIBUTED_DEBUG": ("torch", re.compile("OFF|INFO|DETAIL", re.IGNORECASE), ("OFF", "INFO", "DETAIL")),
-    "PYTHONHASHSEED": ("Python", re.compile("(random|0*([0-9]{1,9}|[1-3][0-9]{9}|4[0-2][0-9]{8}))?"), ("random", "0")),
-    "PYTHONUTF8": ("Python", re.compile("[01]?"), ("0", "1")),
-    "PYTHONTRACEMALLOC": ("Python", re.compile("0*([0-9]{0,4}|[1-6][0-9]{4})"), ("1",)),
-    "PYTHONINTMAXSTRDIGITS": ("Python", re.compile("0*([1-9][0-9]{3,9}|[7-9][0-9]{2}|6[4-9][0-9])?"), ("0", "4300")),
-    "PYTHONMALLOC": ("Python", re.compile("(default|(malloc|pymalloc|mimalloc)(_debug)?|debug)?"), ("malloc", "pymalloc", "debug")),
+
+
+def _is_hash_seed(value: str) -> bool:
+    return value in ("", "random") or (
+        re.fullmatch("0*[0-9]{1,10}", value, re.ASCII) is not None and int(value) < 1 << 32
+    )
+
+
+def _is_encoding(value: str) -> bool:
+    encoding = value.partition(":")[0]
+    try:
+        return not encoding or "".encode(encoding) is not None
+    except (LookupError, ValueError):
+        return False
+
+
+# Variable → the program that ends at its start with any other value, the test of a value, and examples.
+_VALUES: Mapping[str, tuple[str, Callable[[str], object], Sequence[str]]] = {
+    "TORCH_DISTRIBUTED_DEBUG": ("torch", re.compile("OFF|INFO|DETAIL", re.IGNORECASE).fullmatch, ("OFF", "INFO", "DETAIL")),
+    "PYTHONHASHSEED": ("Python", _is_hash_seed, ("random", "0")),
+    "PYTHONIOENCODING": ("Python", _is_encoding, ("utf-8", "latin-1")),
+    "PYTHONUTF8": ("Python", re.compile("[01]?").fullmatch, ("0", "1")),
+    "PYTHONTRACEMALLOC": ("Python", re.compile("0*([0-9]{0,4}|[1-6][0-9]{4})").fullmatch, ("1",)),
+    "PYTHONINTMAXSTRDIGITS": ("Python", re.compile("0*([1-9][0-9]{3,9}|[7-9][0-9]{2}|6[4-9][0-9])?").fullmatch, ("0", "4300")),
+    "PYTHONMALLOC": ("Python", re.compile("(default|(malloc|pymalloc|mimalloc)(_debug)?|debug)?").fullmatch, ("malloc", "pymalloc", "debug")),
 }  # fmt: skip
 RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES
 # A secret of these names would replace the host's own value, or a scheduler, torchrun or ddpgen would replace it.
@@ -377,8 +394,8 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
                 "is set by bash, torchrun or the launch script; the job would not see this value"
             )
             yield Conflict((f"{field}.{name}",), problem, "take another name")
-        program, taken, examples = _VALUES.get(name, ("", re.compile(".*", re.DOTALL), ()))
-        if not taken.fullmatch(value):
+        program, taken, examples = _VALUES.get(name, ("", lambda _: True, ()))
+        if not taken(value):
             problem = f"{show(value)} ends {program} at its start"
             yield Conflict((f"{field}.{name}",), problem, did_you_mean(value, examples))
         if name in INTERFACE_VARIABLES:

@@ -131,6 +131,17 @@ CONFLICTS = [
     ({"top": "python: torchrun"}, "6:9 python.interpreter", "python3"),
     ({"top": "python: ~/venv/bin/"}, "6:9 python.interpreter", "directory"),
     ({"top": "env: {PYTHONHASHSEED: abc}"}, "6:23 env.PYTHONHASHSEED", "Python at its start"),
+    (
+        {"top": "env: {PYTHONHASHSEED: '4294967296'}"},
+        "6:23 env.PYTHONHASHSEED",
+        "Python at its start",
+    ),
+    ({"top": "env: {PYTHONIOENCODING: uft-8}"}, "6:25 env.PYTHONIOENCODING", "did you mean utf-8?"),
+    (
+        {"top": "env: {PYTHONIOENCODING: 'hex:strict'}"},
+        "6:25 env.PYTHONIOENCODING",
+        "Python at its start",
+    ),
 ]
 
 
@@ -452,6 +463,8 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "env: {NCCL_BUFFSIZE: '0x400000', NCCL_IB_TIMEOUT: ' 22'}",
         "python: {activate: ['export RANKS=2', 'nvidia-smi', 'sleep 5', 'tail -n 1 f', 'exit_code=0', 'watchman x']}",
         "env: {CUDA_VISIBLE_DEVICES: ''}",
+        "env: {PYTHONHASHSEED: '0004294967295', PYTHONIOENCODING: ':replace'}",
+        "env: {PYTHONHASHSEED: '', PYTHONIOENCODING: 'UTF8:surrogateescape'}",
         "env: {PYTHONUTF8: '1', PYTHONMALLOC: malloc_debug, PYTHONTRACEMALLOC: 20000, PYTHONINTMAXSTRDIGITS: 2000000000}",
         "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
         "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",

@@ -557,6 +557,25 @@ WARNED = [
         "did you mean --container-writable",
     ),
     (
+        "environment: {container: {image: /x.sqsh, runtime: pyxis, options: [--mpi=pmi2, --container-remap-root, --kill-on-bad-exit=1, -W0, --export=ALL]}}",
+        "",
+        "",
+    ),
+    *(
+        (
+            f"environment: {{container: {{image: /x.sqsh, runtime: pyxis, options: [--label, {option}]}}}}",
+            "9:88 targets.slurm.environment.container.options[1]",
+            word,
+        )
+        for option, word in (
+            (
+                "--kil-on-bad-exit",
+                "srun has no --kil-on-bad-exit; did you mean --kill-on-bad-exit?",
+            ),
+            ("--no-requeue", "srun has no --no-requeue; leave it out if your srun has none"),
+        )
+    ),
+    (
         "environment: {container: {image: /x.sif, options: [--home, /a, -B, '/a:/b', --nv, -cw, --env=A=b, --env, -x, --runscript-timeout, 1m]}}",
         "",
         "",

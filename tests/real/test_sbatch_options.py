@@ -1,14 +1,16 @@
-"""The real sbatch and `validate` refuse the same values of the options in targets.slurm.extra."""
+"""The real sbatch and srun and `validate` know the same options, and refuse the same values."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ddpgen.tiers.slurm.container import SRUN_OPTIONS
 from ddpgen.tiers.slurm.sbatch_options import FLAGS, VALUES
 from tests.ddpgen.conftest import GPT, findings
 
@@ -100,3 +102,23 @@ def test_the_values_that_sbatch_refuses_are_refused_before(
 def test_an_option_without_a_value_takes_none(is_taken: Callable[[str], bool]) -> None:
     for name in sorted(FLAGS - NEWER):
         assert (is_taken(f"--{name}"), is_taken(f"--{name}=x")) == (True, False), name
+
+
+def test_the_options_of_srun_are_known(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=x(127.0.0.1)\n")
+    taken = {
+        program: set(
+            re.findall(
+                r"(?m)^ +(?:-\w, )?(--[a-z][a-z-]+)",
+                subprocess.run(
+                    [program, "--help"],
+                    env={**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")},
+                    capture_output=True, text=True, timeout=60,
+                ).stdout,
+            )
+        )
+        for program in ("srun", "sbatch")
+    }  # fmt: skip
+    assert len(taken["srun"]) > 100
+    assert taken["srun"] <= SRUN_OPTIONS
+    assert not (taken["sbatch"] - taken["srun"]) & SRUN_OPTIONS

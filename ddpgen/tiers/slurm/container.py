@@ -6,7 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ddpgen.spec.fields import did_you_mean, show, similar
+from ddpgen.spec.groups import SBATCH_OPTIONS
 from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.slurm.directives import WRITTEN_OPTIONS
 from ddpgen.tiers.slurm.fields import Container
 
 # Runtime → the transports of an image that it knows.
@@ -75,11 +77,20 @@ _WITHOUT_VALUE = frozenset([
     "--underlay", "--unsquash", "--userns", "--uts", "--verify", "--vm", "--writable", "--writable-tmpfs",
     "-c", "-f", "-i", "-n", "-p", "-u", "-w",
 ])  # fmt: skip
-# The options of pyxis 0.20 for srun.
-_OF_PYXIS = frozenset(f"--container-{name}" for name in (
-    "entrypoint", "entrypoint-log", "env", "image", "image-import", "mount-home", "mounts", "name", "no-entrypoint", "no-mount-home",
-    "no-remap-root", "readonly", "remap-root", "save", "workdir", "writable",
-))  # fmt: skip
+# The options of srun, up to Slurm 25.11: those of sbatch but some, its own, and those of pyxis 0.20.
+SRUN_OPTIONS = frozenset(f"--{name}" for name in (SBATCH_OPTIONS | WRITTEN_OPTIONS.keys()) - {
+    "array", "export-file", "get-user-env", "gid", "ignore-pbs", "no-requeue", "nodefile", "parsable", "requeue", "uid", "wrap",
+} | {
+    "accel-bind", "bcast", "bcast-exclude", "compress", "cpu-bind", "disable-status", "epilog", "exact", "external-launcher",
+    "het-group", "immediate", "interactive", "jobid", "kill-on-bad-exit", "label", "mpi", "multi-prog", "no-allocate", "overlap",
+    "preserve-env", "prolog", "pty", "quit-on-interrupt", "relative", "send-libs", "slurmd-debug", "task-epilog",
+    "task-prolog", "threads", "treewidth", "unbuffered",
+} | {
+    "container-entrypoint", "container-entrypoint-log", "container-env", "container-image", "container-image-import",
+    "container-mount-home", "container-mounts", "container-name", "container-no-entrypoint", "container-no-mount-home",
+    "container-no-remap-root", "container-readonly", "container-remap-root", "container-save", "container-workdir",
+    "container-writable",
+})  # fmt: skip
 
 
 def check(container: Container) -> Iterator[Conflict]:
@@ -97,8 +108,8 @@ def check(container: Container) -> Iterator[Conflict]:
         yield from _misfits(_OPTIONS[runtime], word, fields)
         if i == 0 and not word.startswith("-"):
             yield Conflict(fields, f"{show(word)} would be the image", "write options, like --NAME")
-        elif runtime == "pyxis" and word.startswith("--container-"):
-            yield from _unknown(word, _OF_PYXIS, runtime, fields)
+        elif runtime == "pyxis" and word.startswith("--"):
+            yield from _unknown(word, runtime, SRUN_OPTIONS, fields)
         elif runtime == "apptainer":
             yield from _of_apptainer(container.options, i, fields)
         if re.match(r"--?[A-Za-z][\w-]* +\S", word):
@@ -116,20 +127,20 @@ def _of_apptainer(options: Sequence[str], i: int, fields: tuple[str, ...]) -> It
     elif word in _WITH_VALUE:
         if not behind or behind[0].startswith("--"):
             yield Conflict(fields, f"{word} has no value", f"write {word}=VALUE, or leave it out")
-    elif word.startswith("--") and not any(
-        re.fullmatch(each[0], word) for each in _OPTIONS["apptainer"]
-    ):
-        yield from _unknown(word, _WITH_VALUE | _WITHOUT_VALUE, "apptainer", fields)
+    elif word.startswith("--"):
+        yield from _unknown(word, "apptainer", _WITH_VALUE | _WITHOUT_VALUE, fields)
 
 
 def _unknown(
-    word: str, known: Collection[str], runtime: str, fields: tuple[str, ...]
+    word: str, runtime: str, known: Collection[str], fields: tuple[str, ...]
 ) -> Iterator[Conflict]:
     name = word.partition("=")[0]
-    if name not in known and " " not in name:  # a space is told by itself
+    is_told = " " in name or any(re.fullmatch(pattern, word) for pattern, *_ in _OPTIONS[runtime])
+    if name not in known and not is_told:
+        program = "srun" if runtime == "pyxis" else runtime
         close = similar(name, known, at_least=0.8)
-        remedy = f"did you mean {close}?" if close else f"leave it out if your {runtime} has none"
-        yield Conflict(fields, f"{runtime} has no {name}", remedy, False)
+        remedy = f"did you mean {close}?" if close else f"leave it out if your {program} has none"
+        yield Conflict(fields, f"{program} has no {name}", remedy, False)
 
 
 def _mounts(container: Container, field: str) -> Iterator[Conflict]:
