@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.adopt import lines, program
 from ddpgen.bundle import code, lock, source
 from ddpgen.driver.wording import first_names
 from ddpgen.errors import Finding, SpecInvalidError, TargetUnavailableError
+from ddpgen.lint import lines, program
 from ddpgen.site import layers
 from ddpgen.site.layers import AS_WRITTEN, Chosen
 from ddpgen.spec import unwise

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.adopt import own_script
 from ddpgen.errors import (
     BundleRefusedError,
     FileTroubleError,
@@ -16,6 +15,7 @@ from ddpgen.errors import (
     OptionRefusedError,
     SpecInvalidError,
 )
+from ddpgen.lint import own_script
 from ddpgen.tiers.registry import read
 
 

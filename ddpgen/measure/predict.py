@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ddpgen.adopt import workloads
+from ddpgen.lint import workloads
 from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape, StepCost
 from ddpgen.measure.measured import Run

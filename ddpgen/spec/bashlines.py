@@ -1,6 +1,6 @@
 """The spec's lines of bash (`activate`, `setup`) that a user hardly means. Each gives a warning. Runs no bash. Pure.
 
-Knows one line at a time: ddpgen/adopt/lines.py has bash itself read them all.
+Knows one line at a time: ddpgen/lint/lines.py has bash itself read them all.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from ddpgen.adopt import workloads
+from ddpgen.lint import workloads
 from ddpgen.measure import cost, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused

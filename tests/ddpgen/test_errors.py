@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from ddpgen.adopt import (
+from ddpgen.driver.wording import printable
+from ddpgen.errors import Finding, report
+from ddpgen.lint import (
     arguments,
     commands,
     decorated,
@@ -37,8 +39,6 @@ from ddpgen.adopt import (
     trainer_settings,
     workloads,
 )
-from ddpgen.driver.wording import printable
-from ddpgen.errors import Finding, report
 from ddpgen.site import layers
 from ddpgen.spec import (
     bashlines,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.huggingface import SEQ2SEQ, TRAINING
-from ddpgen.adopt.program import check
+from ddpgen.lint.huggingface import SEQ2SEQ, TRAINING
+from ddpgen.lint.program import check
 from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import Fault
 from tests.ddpgen.test_read_script import told, with_args

@@ -105,7 +105,7 @@ def test_only_four_modules_run_programs() -> None:
         re.MULTILINE,
     )
     users = {name for name, path in modules().items() if starters.search(path.read_text())}
-    assert users == {"programs", "driver.child", "bundle.source", "adopt.lines"}
+    assert users == {"programs", "driver.child", "bundle.source", "lint.lines"}
 
 
 def test_the_driver_needs_nothing_but_python() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.program import check
+from ddpgen.lint.program import check
 from ddpgen.tiers.registry import read
 
 SLURM = "name: a\ncode: code\ntrain: {script: t.py, resume: scratch}\nprocs_per_node: 2\ntargets: {slurm: {}}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.packages import _NEEDS, check
+from ddpgen.lint.packages import _NEEDS, check
 from ddpgen.tiers.registry import read
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.own_script import outline
-from ddpgen.adopt.program import check
+from ddpgen.lint.own_script import outline
+from ddpgen.lint.program import check
 from ddpgen.spec.job import PointProgram
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.registry import read

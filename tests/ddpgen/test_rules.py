@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt import lines
+from ddpgen.lint import lines
 from ddpgen.tiers.registry import read
 from tests.ci import do_without
 from tests.ddpgen.conftest import Fault, faults, findings, named

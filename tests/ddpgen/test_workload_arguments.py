@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.adopt.workloads import arguments_of
+from ddpgen.lint.workloads import arguments_of
 from ddpgen.spec.rules import WORKLOADS
 from tests.ddpgen.conftest import GPT, faults
 

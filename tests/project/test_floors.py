@@ -13,9 +13,9 @@ FLOORS = {
     "ddpgen": [
         {"__main__"},
         {"cli"},
-        {"api", "measure", "reproduce"},
+        {"adopt", "api", "measure", "reproduce"},
         {"job"},
-        {"adopt"},
+        {"lint"},
         {"tiers"},
         {"monitor", "render"},
         {"bundle"},

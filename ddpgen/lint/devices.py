@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpgen.adopt import source
-from ddpgen.adopt.arguments import option_values
-from ddpgen.adopt.calls import Script, name_of, warning
+from ddpgen.lint import source
+from ddpgen.lint.arguments import option_values
+from ddpgen.lint.calls import Script, name_of, warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ddpgen.adopt.calls import warning
 from ddpgen.bundle import code
 from ddpgen.errors import FileTroubleError
+from ddpgen.lint.calls import warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

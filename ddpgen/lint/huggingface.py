@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 
-from ddpgen.adopt.calls import Script, constant, name_of, text_of
-from ddpgen.adopt.parser import Option, Options, is_handed_on
+from ddpgen.lint.calls import Script, constant, name_of, text_of
+from ddpgen.lint.parser import Option, Options, is_handed_on
 from ddpgen.spec.fields import did_you_mean
 
 _TRUE = frozenset(["yes", "true", "t", "y", "1"])

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpgen.adopt import source
-from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.lint import source
+from ddpgen.lint.calls import Script, constant, name_of, warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from ddpgen.adopt.arguments import compare, given_words
-from ddpgen.adopt.calls import Script, constant, imported, name_of, text_of, warning
-from ddpgen.adopt.parser import Option, Options
+from ddpgen.lint.arguments import compare, given_words
+from ddpgen.lint.calls import Script, constant, imported, name_of, text_of, warning
+from ddpgen.lint.parser import Option, Options
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

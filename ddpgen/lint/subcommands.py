@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddpgen.adopt.arguments import compare, divided, given_words
-from ddpgen.adopt.calls import Script, constant, name_of, text_of, warning
-from ddpgen.adopt.parser import Options, of_calls, options_of, the_parser
+from ddpgen.lint.arguments import compare, divided, given_words
+from ddpgen.lint.calls import Script, constant, name_of, text_of, warning
+from ddpgen.lint.parser import Options, of_calls, options_of, the_parser
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict

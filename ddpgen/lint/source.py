@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpgen.adopt.calls import imported
 from ddpgen.bundle import code
+from ddpgen.lint.calls import imported
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpgen.adopt import saves
-from ddpgen.adopt.arguments import given_words, option_values, reads_settings_file
-from ddpgen.adopt.calls import Script, constant, name_of, text_of, warning
-from ddpgen.adopt.parser import Option, Options, options_of
+from ddpgen.lint import saves
+from ddpgen.lint.arguments import given_words, option_values, reads_settings_file
+from ddpgen.lint.calls import Script, constant, name_of, text_of, warning
+from ddpgen.lint.parser import Option, Options, options_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.text.yamltext import scalar

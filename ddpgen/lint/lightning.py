@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
+from ddpgen.lint.calls import Script, constant, imported, name_of, warning
 from ddpgen.spec.fields import did_you_mean, similar
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ddpgen.adopt.calls import PLAIN_MODULES, Script, imported, name_of, text_of
+from ddpgen.lint.calls import PLAIN_MODULES, Script, imported, name_of, text_of
 
 # Actions of argparse that take no value.
 _FLAGS = (

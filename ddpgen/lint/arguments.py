@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, NoReturn
 
-from ddpgen.adopt import huggingface
-from ddpgen.adopt.calls import Script, constant, name_of, warning
-from ddpgen.adopt.parser import HELP, Option, Options, known_options_of, options_of
 from ddpgen.bundle import code
+from ddpgen.lint import huggingface
+from ddpgen.lint.calls import Script, constant, name_of, warning
+from ddpgen.lint.parser import HELP, Option, Options, known_options_of, options_of
 from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict

@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpgen.adopt import source
-from ddpgen.adopt.arguments import numbered_words
-from ddpgen.adopt.calls import Script, constant, imported, name_of, warning
-from ddpgen.adopt.packages import always_imported, is_own, is_packaged
 from ddpgen.bundle import code
+from ddpgen.lint import source
+from ddpgen.lint.arguments import numbered_words
+from ddpgen.lint.calls import Script, constant, imported, name_of, warning
+from ddpgen.lint.packages import always_imported, is_own, is_packaged
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict

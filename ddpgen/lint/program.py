@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from ddpgen.adopt import (
+from ddpgen.lint import (
     arguments,
     commands,
     decorated,
@@ -32,7 +32,7 @@ from ddpgen.adopt import (
     trainer_settings,
     workloads,
 )
-from ddpgen.adopt.calls import Script, warning
+from ddpgen.lint.calls import Script, warning
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import TORCHRUN_VARIABLES, WORKLOADS, Conflict

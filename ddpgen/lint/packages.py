@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddpgen.adopt import source
 from ddpgen.bundle import code
 from ddpgen.errors import FileTroubleError
+from ddpgen.lint import source
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from ddpgen.adopt import source
-from ddpgen.adopt.arguments import given_words, option_values
-from ddpgen.adopt.calls import Script, constant, name_of, warning
-from ddpgen.adopt.saves import parts_of, saved_path
+from ddpgen.lint import source
+from ddpgen.lint.arguments import given_words, option_values
+from ddpgen.lint.calls import Script, constant, name_of, warning
+from ddpgen.lint.saves import parts_of, saved_path
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 

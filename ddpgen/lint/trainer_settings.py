@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from ddpgen.adopt import huggingface, saves
-from ddpgen.adopt.calls import Script, constant, name_of, text_of, warning
+from ddpgen.lint import huggingface, saves
+from ddpgen.lint.calls import Script, constant, name_of, text_of, warning
 from ddpgen.spec.fields import show
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict

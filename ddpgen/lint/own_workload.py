@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpgen.adopt.calls import Script, constant, name_of, warning
+from ddpgen.lint.calls import Script, constant, name_of, warning
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import Train
 from ddpgen.spec.rules import Conflict

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ddpgen.adopt.arguments import given_words, option_values
-from ddpgen.adopt.calls import PLAIN_MODULES, Script, constant, imported, name_of, text_of, warning
 from ddpgen.bundle import code
+from ddpgen.lint.arguments import given_words, option_values
+from ddpgen.lint.calls import PLAIN_MODULES, Script, constant, imported, name_of, text_of, warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
