@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -109,6 +109,27 @@ class Shell:
         self.directory = ""
         self.unused: dict[str, int] = {}
         self.globs: set[str] = set()
+
+    def positional(self) -> list[str] | None:
+        """Return the positional parameters; None if only the caller of the script knows them."""
+        words = self.variables.get("@")
+        return words if isinstance(words, list) else None
+
+    def set_positional(self, words: Sequence[str] | None) -> None:
+        """Set $1, $2, "$@" and so on. None: only the caller of the script knows them."""
+        for name in [name for name in self.variables if re.fullmatch("[1-9][0-9]*|[@*]", name)]:
+            del self.variables[name]
+        if words is not None:
+            self.variables |= {"@": [*words], "*": [*words]}
+            self.variables |= {str(n): word for n, word in enumerate(words, 1)}
+
+    def shift(self, count: Sequence[str]) -> bool:
+        """Remove the first positional parameters, as `shift` and its argument do. Return False if not all are known."""
+        words, number = self.positional(), "".join(count) or "1"
+        if words is None or not number.isdecimal() or not all(map(is_known, words)):
+            return False
+        self.set_positional(words[int(number) :])
+        return True
 
     def words(self, node: Node) -> list[str]:
         """Return the words that a word of a command becomes."""

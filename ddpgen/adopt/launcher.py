@@ -1,6 +1,6 @@
 """The command that trains: the words in front of it, its launcher, and the launcher's options. Pure.
 
-Sources: the options of srun, pyxis, apptainer, uv, torchrun and accelerate.
+Sources: the options of srun, pyxis, apptainer, uv, torchrun, accelerate and deepspeed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from ddpgen.adopt.expansion import START, is_known, plain
 
 _LAUNCHERS = {
     ("torchrun",): "torchrun",
+    ("torchrun_jsc",): "torchrun",  # of the supercomputers in Jülich, with the same options
     ("python", "-m", "torch.distributed.run"): "torchrun",
     ("python", "-m", "torch.distributed.launch"): "torchrun",
     ("accelerate", "launch"): "accelerate",
     ("python", "-m", "accelerate.commands.launch"): "accelerate",
+    ("deepspeed",): "deepspeed",
     ("python",): "python",
 }
 _LAUNCHER_FLAGS = frozenset([
@@ -25,6 +27,7 @@ _LAUNCHER_FLAGS = frozenset([
     "multi-gpu", "cpu", "same-network", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "debug",
     "quiet", "q", "enable-cpu-affinity", "downcast-bf16", "fp8-use-autocast-during-eval", "dynamo-use-dynamic",
     "dynamo-use-fullgraph", "dynamo-use-regional-compilation", "tpu", "tpu-cluster", "no-tpu-cluster", "tpu-use-sudo",
+    "no-local-rank", "force-multi", "save-pid", "no-ssh", "no-ssh-check", "elastic-training", "bind-cores-to-rank",
 ])  # fmt: skip
 # Modules that Python runs, and that train nothing.
 _TOOLS = frozenset([
@@ -80,7 +83,9 @@ _ENVIRONMENT_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "rye",
 
 _COMMANDS = (
     "torchrun",
+    "torchrun_jsc",
     "accelerate",
+    "deepspeed",
     "python",
     "srun",
     "bash",
@@ -91,10 +96,11 @@ _COMMANDS = (
     *_LOST_PREFIXES,
     *_ENVIRONMENT_RUNNERS,
 )
-_LOCAL_RANK = (
-    "--local-rank=N, which torch.distributed.launch adds to the arguments of each process",
-    'have the script read int(os.environ["LOCAL_RANK"])',
-)
+# The launchers that add an option to the arguments of each process, that option, and the launcher's option against it.
+_LOCAL_RANK = {
+    "torch.distributed.launch": ("--local-rank=N", "use-env"),
+    "deepspeed": ("--local_rank=N", "no-local-rank"),
+}
 WORKDIR = "the job works in a directory of its own; train.workdir names another"
 _UNKNOWN = "only a machine knows what it is"
 
@@ -210,7 +216,10 @@ def _srun(prefix: Prefix, rest: list[str]) -> Prefix:
             remedy = "one task of the spec's srun has all CPUs and GPUs of its node"
             lost.append((f"srun {text}", remedy))
         elif name == "export" and value not in ("ALL", "NONE"):
-            lost.append((f"srun {text}", "write the variables in env"))
+            env = re.findall(r"(?:^|,)(\w+)=([^,]*)", value)
+            prefix = prefix._replace(env=(*prefix.env, *env))
+            remedy = "the job gets all variables of its node"
+            lost += [(f"srun {text}", remedy)] * (not value.startswith("ALL,"))
         elif name not in _SRUN_NEEDLESS:
             lost.append((f"srun {text}", WORKDIR if name == "container-workdir" else ""))
     if options:
@@ -298,6 +307,8 @@ def launched(words: Sequence[str]) -> Launch | None:
         return None
     if kind == "python" and options.get("m") in _TOOLS:
         return None
-    if start[-1] == "torch.distributed.launch" and "use-env" not in options:
-        lost.append(_LOCAL_RANK)
+    added, unless = _LOCAL_RANK.get(start[-1], ("", ""))
+    if added and unless not in options:
+        problem = f"{added}, which {start[-1]} adds to the arguments of each process"
+        lost.append((problem, 'have the script read int(os.environ["LOCAL_RANK"])'))
     return Launch(kind, program, options, rest, lost)

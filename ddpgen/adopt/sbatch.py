@@ -12,7 +12,8 @@ from ddpgen.adopt.expansion import INDEX, is_known, plain, unknown
 from ddpgen.adopt.launcher import SLURM_FLAGS, SLURM_SHORT, Launch, option
 from ddpgen.adopt.script import Script
 from ddpgen.adopt.statements import SUBMISSION
-from ddpgen.tiers.slurm.directives import Gres, gres_items
+from ddpgen.spec.groups import SBATCH_OPTIONS
+from ddpgen.tiers.slurm.directives import WRITTEN_OPTIONS, Gres, gres_items
 from ddpgen.tiers.slurm.fields import DIRECTIVES
 
 _SIZE_OPTIONS = frozenset([
@@ -133,15 +134,19 @@ class Batch(Script):
         for words, text, line, inside in self.activations:
             if inside:
                 self.draft.add("python.activate", text, line)
-            elif words[:2] == ["module", "load"]:
-                for module in words[2:]:
-                    self.draft.add("targets.slurm.environment.modules", module, line)
+            elif words[:2] in (["module", "load"], ["module", "use"]):
+                use = "use " if words[1] == "use" else ""
+                for name in words[2:]:
+                    self.draft.add("targets.slurm.environment.modules", f"{use}{name}", line)
             else:
                 self.draft.report_lost(line, text, "the container has an environment of its own")
 
     def _read_launch(self, procs: int, launch: Launch) -> None:
-        self._fields(procs)
         draft, line, tasks, prefix = self.draft, launch.line, self.tasks, launch.prefix
+        if launch.kind != "python" and not prefix.srun and not self._cpus[0] and tasks > procs:
+            sizes = (self.directives.get(name, ("", 0)) for name in _TASKS)
+            self._cpus = tasks, max(number for _, number in sizes)  # each has one CPU
+        self._fields(procs)
         for name, value in prefix.container.items():
             draft.put(f"targets.slurm.environment.container.{name}", value, line)
         if not self.gpus:
@@ -152,7 +157,7 @@ class Batch(Script):
         if prefix.srun and tasks > 1:
             problem = f"{tasks} tasks on a node, and each starts {procs} processes"
             draft.report_trap(line, problem, "the spec has one task on a node")
-        if not prefix.srun and self.nodes > 1:
+        if not prefix.srun and self.nodes > 1 and launch.kind != "deepspeed":  # it uses ssh
             problem = f"no srun before it: of {self.nodes} nodes only the first starts it"
             draft.report_trap(line, problem, "the spec starts it on each")
         if prefix.srun and _FILLED_RANK.search(" ".join(prefix.words)):
@@ -184,6 +189,7 @@ class Batch(Script):
             raise self._refused(number, problem, "adopt a script with one component")
         while words:
             name, value = option(words, SLURM_SHORT, SLURM_FLAGS)
+            name = _unabbreviated(name)
             if name == "mail-type" and name in self.directives:  # sbatch adds them up
                 value = f"{self.directives[name][0]},{value}"
             self.directives[name] = (value, number)
@@ -319,6 +325,13 @@ class Batch(Script):
         if not {"cpus-per-task", "cpus-per-gpu"} & values.keys() and procs > self.tasks:
             problem = f"no --cpus-per-task: {procs} processes may share one CPU"
             draft.report_trap(0, problem, "set targets.slurm.cpus_per_proc")
+
+
+def _unabbreviated(name: str) -> str:
+    """Return the option of sbatch that begins with `name`, if there is one."""
+    known = SBATCH_OPTIONS | WRITTEN_OPTIONS.keys()
+    whole = [each for each in known if each.startswith(name)]
+    return whole[0] if len(whole) == 1 and name not in known else name
 
 
 def _number(text: str) -> int:

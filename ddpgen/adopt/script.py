@@ -17,16 +17,22 @@ from ddpgen.adopt.statements import Statements
 from ddpgen.adopt.syntax import Break, first_break, parse
 from ddpgen.errors import Finding, Position, SpecInvalidError
 
-_KINDS = ("torchrun", "accelerate", "python")
+_KINDS = ("torchrun", "accelerate", "deepspeed", "python")
 _COUNT_OPTIONS = {
     "torchrun": ("nnodes", "nproc-per-node"),
     "accelerate": ("num-machines", "num-processes"),
+    "deepspeed": ("num-nodes", "num-gpus"),
 }
 # Values of --nproc-per-node for which the launcher counts devices on the machine.
 _COUNTED_ON_MACHINE = ("gpu", "auto", "cpu", "xpu")
 # Options of the rendezvous, which ddpgen sets by itself.
 _RENDEZVOUS_OPTIONS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
+)
+# A script that the launch script hands to sbatch.
+_SUBMITS = re.compile(
+    r"^[^#\n]*\bsbatch [^\n;|&)]*?(?<=\s)([\w./-]+\.(?:sh|bash|sbatch|slurm|sl|sub|job))\b",
+    re.MULTILINE,
 )
 _PIPEFAIL = re.compile(r"^[ \t]*set\b.*\bpipefail\b", re.MULTILINE)
 # An operator behind the training → the text by which the script ends with the training's exit code all the same.
@@ -173,7 +179,10 @@ class Script(Statements):
             problem = f"from {broken.word} on, this is no bash"
             return self._refused(first + broken.row, problem, "correct the script")
         line, reason = self.stop if self.stop[1] else self.unread
-        problem = "no line starts a training with torchrun, accelerate launch or python FILE.py"
+        if not reason.endswith("in its place") and (submits := _SUBMITS.search(self._text)):
+            line = first + self._text.count("\n", 0, submits.start(1))
+            reason = f"sbatch gets {submits[1]}: adopt {submits[1]} in its place"
+        problem = "no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py"
         return self._refused(line, f"{problem}: {reason}" if reason else problem)
 
     def _check_operator(self, launch: Launch, operator: str) -> None:
@@ -239,7 +248,7 @@ class Script(Statements):
         if value.isdecimal():
             return max(1, int(value) // (self.nodes if launch.kind == "accelerate" else 1))
         counted = value in _COUNTED_ON_MACHINE or "nvidia-smi" in value
-        if launch.kind == "accelerate" and not value:
+        if launch.kind in ("accelerate", "deepspeed") and not value:
             counted = True
         if self.gpus and counted and value not in ("cpu", "xpu"):
             return self.gpus

@@ -96,7 +96,10 @@ def _remark(part: str, name: str, shown: str) -> tuple[str, str]:
 def _accelerators(node: Node, line: int, draft: Draft) -> int:
     kinds = [_text(node)] if _text(node) else [_text(item) for item in getattr(node, "items", [])]
     if isinstance(node, Table):
-        kinds = [f"{kind}:{_text(item)}" for kind, item in node.entries.items()]
+        kinds = [
+            kind if _is_null(item) else f"{kind}:{_text(item)}"
+            for kind, item in node.entries.items()
+        ]
     kinds = [kind if ":" in kind else f"{kind}:1" for kind in kinds]
     if isinstance(node, Listing):
         draft.put("targets.sky.ordered", True, line)

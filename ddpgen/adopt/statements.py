@@ -24,7 +24,7 @@ _IGNORED = frozenset([
     "sleep", "exit", "shopt", "clear",
 ])  # fmt: skip
 _ACTIVATION = frozenset(
-    ["module", "ml", "source", ".", "conda", "mamba", "micromamba", "eval", "ulimit"]
+    ["module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "eval", "ulimit"]
 )
 # Around a file of variables, so that the training gets them.
 _EXPORTS_ALL = re.compile(r"set [-+](a|o allexport)")
@@ -37,7 +37,9 @@ _SLOW_SETTINGS = ("NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_P2P_DISABL
 _HIDING = ("||", "|", "|&", "&")
 SUBMISSION = "the directory of sbatch"
 # The text of a command that starts a training, perhaps in a way that is not read.
-_STARTS = re.compile(r"torchrun|accelerate launch|torch\.distributed|python\S* \S*\.py\b")
+_STARTS = re.compile(
+    r"torchrun|accelerate launch|torch\.distributed|python\S* (-\w+ )*\S*\.py\b|deepspeed (-|\S+\.py\b)"
+)
 # The job's own warning before the time limit, and its way back into the queue.
 _BY_ITSELF = re.compile(
     r"scontrol requeue\b|trap ['\"]?(\w+|.*scontrol requeue.*)['\"]? (SIG)?USR[12]$"
@@ -345,7 +347,7 @@ class Statements:
         named = {each for part in parts for each in re.findall(r"[$`]\{?(\w*)", part)}
         if name in _RENDEZVOUS_VARIABLES or (exported and name.startswith(("SLURM_", "SRUN_"))):
             self.draft.report_needless(line, f"{name}={plain(text)}")
-        elif not exported or launched(expansion.split(text) or [""]):
+        elif not exported or _is_of_launch(expansion.split(text)):
             self.shell.unused[name] = line
         elif is_known(text) or (secret and named == {name}):
             self.draft.variable(name, text if is_known(text) else "", line)
@@ -400,7 +402,7 @@ class Statements:
                 self._activation(words, text, line)
         elif _BY_ITSELF.match(text):
             self.draft.report_needless(line, text)
-        elif words[0] not in _IGNORED:
+        elif words[0] not in _IGNORED and not (words[0] == "shift" and self.shell.shift(words[1:])):
             self._stop(rest, line, source(whole), prefix.srun)
             self.draft.report_lost(line, text)
 
@@ -429,9 +431,9 @@ class Statements:
         if words[0] in ("source", "."):
             # bash looks for a name such as `activate` on the PATH.
             relative = re.match(r"(?![/~$])\S*[/.]", plain("".join(words[1:2])))
-            elsewhere = relative and not (is_submission and not self.shell.directory)
+            elsewhere = bool(relative) and not (is_submission and not self.shell.directory)
         else:
-            elsewhere = re.search(r"\$PWD|\$\(dirname", text) and not is_submission
+            elsewhere = "$(dirname" in text or ("$PWD" in text and not is_submission)
         if elsewhere:
             problem = f"the directory of {text}, whose path begins at {self.activates_in} in the spec's job"
             self.draft.report_lost(line, problem, "write an absolute path in python.activate")
@@ -439,9 +441,10 @@ class Statements:
     def _call(self, words: Sequence[str], operator: str) -> None:
         """Read the commands of a function of the script. The function is then gone, so that a recursion ends."""
         body = self._functions.pop(words[0])
-        positional = {str(n): word for n, word in enumerate(words[1:], 1)}
-        self.shell.variables |= {"@": [*words[1:]], "*": [*words[1:]], **positional}
+        outer = self.shell.positional()
+        self.shell.set_positional(words[1:])
         self._statement(body, operator)
+        self.shell.set_positional(outer)
 
     def change_directory(self, directory: str, line: int, text: str) -> None:
         """Go to a directory. `text`: the command that does it."""
@@ -488,7 +491,16 @@ def _shell_text(words: Sequence[str]) -> str:
     if posixpath.basename(words[0]) in ("bash", "sh"):
         return "".join(words[2:3]) if re.match(r"-\w*c$", "".join(words[1:2])) else ""
     text = " ".join(words[1:])
-    return text if words[0] == "eval" and is_known(text[:1]) and _STARTS.search(text) else ""
+    starts = _STARTS.search(text) or re.search(r"srun |python", text)
+    return text if words[0] == "eval" and is_known(text[:1]) and starts else ""
+
+
+def _is_of_launch(words: Sequence[str]) -> bool:
+    """True if the words of a variable are a launcher, or a training script and its arguments."""
+    rest = prefixed(words, Prefix())[1]
+    return bool(rest) and (
+        launched(rest) is not None or (rest[1:] != [] and rest[0].endswith(".py"))
+    )
 
 
 def _assignments(node: Node) -> Iterator[Node]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpgen.lint import source
+from ddpgen.lint.arguments import option_values
 from ddpgen.lint.calls import Script, constant, name_of, warning
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -97,6 +98,9 @@ def _counts_on_slurm(job: JobSpec, script: Script) -> Iterator[Conflict]:
     if "SLURM_PROCID" in words and job.procs_per_node > 1 and not words & {"RANK", "OMPI_COMM_WORLD_RANK"}:  # fmt: skip
         problem = f"{script.name} reads SLURM_PROCID, and all processes of a node are in one task of Slurm"
         yield warning("train.script", problem, "read RANK there, and LOCAL_RANK and WORLD_SIZE")
+    if option_values(job.train).get("launcher") == "slurm" and job.procs_per_node > 1:
+        problem = "launcher slurm counts tasks of Slurm, and all processes of a node are in one"
+        yield warning("train.args", problem, "write pytorch")
     for node in script.nodes:
         match node:
             case ast.Assert(ast.Compare(ast.Call(function), [ast.Eq()], [ast.Constant(int(size))])) if (

@@ -325,24 +325,28 @@ def test_a_number_that_the_launcher_counts_is_told_of(
         ("echo 'a\ntorchrun b.py\n", "old.sh:1:1: from 'a on, "),
         (
             "x=1\nsrun ./inner.sh\n",
-            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at ./inner.sh;",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: reading stopped at ./inner.sh;",
         ),
         (
             '\nCMD=$(get)\nsrun bash -c "$CMD train.py"\n',
-            "old.sh:3:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at $(get);",
+            "old.sh:3:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: reading stopped at $(get);",
         ),
         (
             "for i in 1 2; do\n  torchrun a.py\ndone\n",
-            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: torchrun stands in a condition, a loop",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: torchrun stands in a condition, a loop",
         ),
         (
-            "\ndeepspeed --num_gpus=8 train.py\n",
-            "old.sh:2:1: no line starts a training with torchrun, accelerate launch or python FILE.py: reading stopped at deepspeed;",
+            "\ncolossalai run --nproc_per_node=8 train.py\n",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: reading stopped at colossalai;",
+        ),
+        (
+            "# sbatch old.sh\nJOB=$(sbatch -p gpu --parsable jobs/train.sbatch)\nsqueue",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: sbatch gets jobs/train.sbatch: adopt jobs/train.sbatch in its place;",
         ),
         *(
             (
                 text,
-                f"old.sh:{line}:1: no line starts a training with torchrun, accelerate launch or python FILE.py: {words};",
+                f"old.sh:{line}:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: {words};",
             )
             for text, line, words in (
                 (
@@ -635,6 +639,12 @@ def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
 FORMS = {
     "a command in a variable": 'LAUNCHER="torchrun --nproc_per_node=4"\nCMD="$LAUNCHER train.py 50 --lr 1e-3"\nsrun bash -c "$CMD"',
     "a command of eval": 'CMD="torchrun --nproc_per_node=4 train.py 50 --lr 1e-3"\neval "$(conda shell.bash hook)"\neval $CMD',
+    "a command of eval that may fail": "P=train.py\nCMD='srun --ntasks-per-node=4 python -u $P 50 --lr \"1e-3\"'\neval $CMD || { echo; exit 1; }",
+    "deepspeed": "srun deepspeed --no_local_rank --num_gpus 4 --num_nodes=2 --master_port 1 train.py 50 --lr 1e-3",
+    "deepspeed that counts": "deepspeed --hostfile=h train.py 50 --lr 1e-3",
+    "torchrun of a site": "srun torchrun_jsc --nproc_per_node=gpu --rdzv_conf=is_host=0 train.py 50 --lr 1e-3",
+    "a comment between backquotes": "srun torchrun `# the nodes` --nproc_per_node=4 \\\n  train.py `#a`\\\n  50 --lr 1e-3 `# ok`",
+    "a function that shifts": "run() {\n  local n=$1 f=$2; shift 2\n  srun torchrun --nproc_per_node=$n $f \"$@\"\n}\nmain() {\n  run 4 \"$1\" 50 --lr \"$2\"\n}\nmain train.py 1e-3",
     "a command in pieces": "L=torchrun\nL+=' --nproc_per_node=4'\nA=(50)\nA+=(--lr\n  1e-3 # why\n)\nsrun $L train.py \"${A[@]}\"",
     "an address that only a machine knows": 'L="torchrun --nproc_per_node 4 --rdzv_endpoint $MASTER_ADDR:$PORT"\nsrun $L train.py 50 --lr 1e-3',
     "an option of srun without a value": "srun -K -l --kill-on-bad-exit torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
@@ -704,6 +714,12 @@ def test_braces_in_quotes_stay_as_they_are(run: Run, tmp_path: Path) -> None:
 def test_the_directory_of_a_container_may_be_that_of_the_script(run: Run, tmp_path: Path) -> None:
     launch = "srun apptainer exec --pwd $PWD a.sif torchrun train.py\n"
     assert "--pwd" not in spec_of(run, tmp_path, launch)[1]
+
+
+def test_a_set_of_accelerators(run: Run, tmp_path: Path) -> None:
+    task = "resources: {accelerators: {L4:4, A10G:4}}\nrun: torchrun --nproc_per_node=4 train.py\n"
+    job = read(spec_of(run, tmp_path, task, "a.yaml")[0].encode(), "a")["sky"].job
+    assert (job.gpus_per_node, job.accelerators) == (4, ("L4:4", "A10G:4"))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("more", ["", "--use_env "])
@@ -784,11 +800,14 @@ def test_a_refused_item_of_a_list_leaves_the_others(run: Run, tmp_path: Path) ->
 
 
 def test_modules_are_loaded_outside_of_the_container(run: Run, tmp_path: Path) -> None:
-    body = "module load a b\nsource out\nsrun apptainer exec /i.sif bash -c 'source in && torchrun train.py'"
+    body = "module load a b\nmodule use /m ~/n\nsource out\nsrun apptainer exec /i.sif bash -c 'source in && torchrun train.py'"
     out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}\n")
     job = read(out.encode(), "a")["slurm"].job
-    assert (job.environment.modules, job.python.activate) == (("a", "b"), ("source in",))  # type: ignore[attr-defined]
-    assert ":7: not carried over: source out; " in err
+    assert (job.environment.modules, job.python.activate) == (
+        ("a", "b", "use /m", "use ~/n"),
+        ("source in",),
+    )  # type: ignore[attr-defined]
+    assert ":8: not carried over: source out; " in err
 
 
 @pytest.mark.parametrize(
@@ -815,7 +834,11 @@ def test_a_launcher_named_by_its_path(
         ("#SBATCH --chdir=/elsewhere\nsrun torchrun train.py", ":6: not carried over: --chdir=/elsewhere; "),
         ("srun --cpu-bind=none torchrun train.py", ":6: not carried over: srun --cpu-bind=none; "),
         ("srun --cpus-per-gpu 8 -m block torchrun train.py", ":6: not carried over: srun --distribution=block; "),
-        ("srun --export=ALL,A=1 torchrun train.py", ":6: not carried over: srun --export=ALL,A=1; "),
+        ("srun --export=A=1,B torchrun train.py", ":6: not carried over: srun --export=A=1,B; the job gets all variables"),
+        ("srun deepspeed train.py", ":6: not carried over: --local_rank=N, which deepspeed adds to the arguments of each process; "),
+        ("srun deepspeed --hostfile h train.py", ":6: not carried over: --hostfile=h"),
+        ('export PYTHONPATH="$(dirname "$0")/..:$PYTHONPATH"\nsrun torchrun train.py', ":6: not carried over: the directory of export PYTHONPATH="),
+        ('f() {\n  shift\n  srun torchrun train.py "$@"\n}\nf "$1" b', ":7: not carried over: shift"),
         ("trap 'again' SIGUSR1\nsrun torchrun train.py", ":6: no longer needed: trap 'again' SIGUSR1"),
         ("again() {\n  scontrol requeue $SLURM_JOB_ID\n}\nsrun torchrun train.py", ":7: no longer needed: scontrol requeue"),
         ("trap 'rm -r x' EXIT\nsrun torchrun train.py", ":6: not carried over: trap 'rm -r x' EXIT"),
@@ -879,6 +902,7 @@ STEPS = [
      {"account": "proj", "partition": "gpu", "time": 7200.0, "mem": "100G", "constraint": "x", "name": "job"}),
     ("", "-p gpu --gres=gpu:8 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=5 python -u", (2, 8, 8, 5), {}),
     ("--tasks-per-node=4 -N 2 --gpus-per-node=3090:4 -c 8", "python", (2, 4, 4, 8), {"gpu_type": "3090", "extra": ()}),
+    ("-N 2 --gpus-per-node=4", "--export=ALL,A=1 --ntasks-per-node=4 -c 2 python", (2, 4, 4, 2), {"env": {"A": "1"}}),
     ("--tasks=4 --gres=gpu:3090:4 -c 8", "python", (1, 4, 4, 8), {"gpu_type": "3090", "gpu_request": "gres", "extra": ()}),
     ("--gres=nvme:100,gpu:a100:4,ssd -c 40", "torchrun --nproc-per-node=4", (1, 4, 4, 10), {"gpu_type": "a100", "extra": ("--gres=nvme:100", "--gres=ssd")}),
 ]  # fmt: skip
@@ -948,6 +972,9 @@ PARTS = [
     ("--job-name=resnet50_v1.5", {"name": "resnet50_v1.5"}, "name"),
     ("-n 1\nset -e\nset -a; source .env; set +a", {"python": ("set -a", "source .env", "set +a")}, "set"),
     ("-n 1\nulimit -n 65536", {"python": ("ulimit -n 65536 || true",)}, "ulimit"),
+    ("-n 1\nspack load cuda", {"python": ("spack load cuda",)}, "spack"),
+    ("-n 6", {"cpus_per_proc": 6}, "cpus-per-task"),
+    ("--err=x-%j --exclus", {"exclusive": True, "extra": ()}, "not carried over: --e"),
 ]  # fmt: skip
 
 

@@ -35,6 +35,8 @@ TOLD = [
     (SLURM, f"{TRAINS}if args.ask:\n    if input('go? ') != 'y':\n        raise SystemExit\n", ""),
     (SLURM, f"{TRAINS}rank = int(os.environ['SLURM_PROCID'])\n", "t.py reads SLURM_PROCID"),
     (SLURM, f"{TRAINS}rank = int(os.environ.get('RANK', os.environ['SLURM_PROCID']))\n", ""),
+    (SLURM.replace("scratch", "scratch, args: [--launcher=slurm]"), TRAINS, "launcher slurm counts tasks"),
+    (SLURM.replace("scratch", "scratch, args: [--launcher, pytorch]"), TRAINS, ""),
     (SLURM, f"{TRAINS}assert dist.get_world_size() == 8\n", "t.py:6 wants 8 processes, and the job has 2"),
     (SLURM, f"{TRAINS}assert dist.get_world_size() == 2\n", ""),
     (SLURM, f"{TRAINS}import pdb; pdb.set_trace()\n", "set_trace() ends it"),

@@ -477,6 +477,7 @@ write_time: 2.5min
 step_time: 1h ;; write_time: 10min
 environment: installed
 environment: {modules: cuda/12.4}
+environment: {modules: [use /appl/modulefiles, use ~/modules, user/1.0, useful, use]}
 environment: {modules: [gcc@12.3, openmpi/4.1.5-gcc, python/3.11, cuDNN/8.9.2.26-CUDA-12.1.1]}
 environment: {modules: [2023, StdEnv/2023, nvhpc-hpcx-cuda12]}
 environment: {modules: [/apps/modulefiles/x/1.0, ~/modules/y, ./z, .hidden/1, _a/2]}

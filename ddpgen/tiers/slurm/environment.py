@@ -33,7 +33,8 @@ def modules(job: SlurmJob) -> Iterator[str]:
             '[ "$(type -t module)" ] || . /etc/profile.d/lmod.sh 2>/dev/null || '
             '. /etc/profile.d/modules.sh 2>/dev/null || . "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"'
         )
-        yield from (f"module load {module}" for module in job.environment.modules)
+        for name in job.environment.modules:
+            yield f"module {name}" if name.startswith("use ") else f"module load {name}"
 
 
 def activation(job: SlurmJob) -> Iterator[str]:

@@ -89,7 +89,12 @@ class SlurmEnvironment(Environment):
     """The settings that make the Python with torch available on the nodes."""
 
     modules: tuple[str, ...] = setting(
-        Texts(Text(r"(~/|[A-Za-z0-9_./])[A-Za-z0-9._+/@%:=-]*", "a module's name, like cuda/12.4")),
+        Texts(
+            Text(
+                r"(use (?=[~/]))?(~/|[A-Za-z0-9_./])[A-Za-z0-9._+/@%:=-]*",
+                "a module's name, like cuda/12.4, or use and a directory of modules, like use /appl/modules",
+            )
+        ),
         (),
     )
     conda: str | None = setting(EnvironmentPath(), None)
