@@ -11,14 +11,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 from ddpgen.spec import ssh
+from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
-_NAMES = ("activate", "setup")
 _TIMEOUT_S = 10.0
 # A line that fails though `bash -n` accepts it, the problem, the remedy, and True if it fails on every host.
 _TRAPS = (
@@ -69,7 +67,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 def _bash(job: JobSpec) -> Iterator[Conflict]:
     """Yield the faults of each list of lines: those that bash finds, and those of _TRAPS."""
     brings_conda = any(getattr(job.environment, name, None) for name in ("modules", "conda"))
-    for field, lines in _lines_of(job, ""):
+    for field, lines in lists_of(job).items():
         script = "\n".join(lines)
         for pattern, problem, remedy, fatal in _TRAPS:
             trap = re.search(pattern, script, re.MULTILINE)
@@ -84,22 +82,6 @@ def _bash(job: JobSpec) -> Iterator[Conflict]:
                 "correct it; the lines of one list are one script",
                 fatal=sys.platform != "darwin",  # macOS has an older bash than the hosts
             )
-
-
-def _lines_of(group: Any, place: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the path and the lines of each such field of a group, at any depth."""
-    for field in fields(group):
-        if "kind" not in field.metadata:
-            continue
-        value, path = getattr(group, field.name), f"{place}{field.name}"
-        if field.name in _NAMES and value:
-            yield path, value
-        elif is_dataclass(value):
-            yield from _lines_of(value, f"{path}.")
-        elif isinstance(value, tuple):
-            for i, item in enumerate(value):
-                if is_dataclass(item):
-                    yield from _lines_of(item, f"{path}[{i}].")
 
 
 def _entry(lines: Sequence[str], number: int) -> int:

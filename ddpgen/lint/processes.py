@@ -26,6 +26,11 @@ _SPAWNING = ("ddp_spawn", "ddp_fork", "ddp_notebook")  # strategies of Lightning
 _PARALLEL = re.compile(
     r"Distributed|DDP|FSDP|fully_shard|deepspeed|horovod|hvd|accelerat|[Ff]abric"
 )
+# The number of a task of Slurm → names that a script reads where it is also started in another way.
+_OF_TASKS = {
+    "SLURM_PROCID": {"RANK", "OMPI_COMM_WORLD_RANK"},
+    "SLURM_LOCALID": {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"},
+}
 _NAMES = ("id", "attr", "name", "asname", "module")  # the fields of a syntax tree that hold names
 _VARIABLES = frozenset([
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
@@ -95,9 +100,13 @@ def _counts_itself(job: JobSpec, script: Script) -> Iterator[Conflict]:
 def _counts_on_slurm(job: JobSpec, script: Script) -> Iterator[Conflict]:
     """Yield the number of a task of Slurm in place of a rank, and a number of processes that the job does not have."""
     words = {constant(n) for n in script.nodes if isinstance(n, ast.Constant)}
-    if "SLURM_PROCID" in words and job.procs_per_node > 1 and not words & {"RANK", "OMPI_COMM_WORLD_RANK"}:  # fmt: skip
-        problem = f"{script.name} reads SLURM_PROCID, and all processes of a node are in one task of Slurm"
-        yield warning("train.script", problem, "read RANK there, and LOCAL_RANK and WORLD_SIZE")
+    for name, others in _OF_TASKS.items():
+        if name in words and job.procs_per_node > 1 and not words & others:
+            problem = (
+                f"{script.name} reads {name}, and all processes of a node are in one task of Slurm"
+            )
+            yield warning("train.script", problem, "read RANK there, and LOCAL_RANK and WORLD_SIZE")
+            break
     if option_values(job.train).get("launcher") == "slurm" and job.procs_per_node > 1:
         problem = "launcher slurm counts tasks of Slurm, and all processes of a node are in one"
         yield warning("train.args", problem, "write pytorch")

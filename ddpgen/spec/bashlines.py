@@ -5,20 +5,25 @@ Knows one line at a time: ddpgen/lint/lines.py has bash itself read them all.
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
+from typing import Any
 
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import INTERFACE_VARIABLES, TORCHRUN_VARIABLES, Conflict
 
+_NAMES = ("activate", "setup")  # the fields
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 HIDES_GPUS = (
     "hides GPUs from every process, and the job counts on those of gpus_per_node",
     "leave it out, and write gpus_per_node",
 )
 # A PATH of plain words that lacks the directory of a host's own programs.
-OTHER_PATH = re.compile(r"(?!(?:.*:)?(?:/usr)?/bin/?(?::|$))[^\s$`;&]*/[^\s$`;&]*")
+_OF_PATH = r"(?:\$HOME|\$\{HOME\}|[^\s$`;&])*"
+OTHER_PATH = re.compile(rf"(?!(?:.*:)?(?:/usr)?/bin/?(?::|$)){_OF_PATH}/{_OF_PATH}")
 LOSES_PROGRAMS = "replaces the host's PATH, and so hides the host's own programs"
 
 # A line with an effect that ends with its shell.
@@ -38,6 +43,26 @@ _LINES = (
         "write export NAME=VALUE",
     ),
     (
+        re.compile(r"\$(env|global):.*|call\s.*|(\S*\s+)?\S+\.(bat|cmd|ps1)"),
+        "is for a shell of Windows",
+        "write export NAME=VALUE, or source DIRECTORY/bin/activate",
+    ),
+    (
+        re.compile(r"\[\s(?!.*\s\](?:[\s;]|$)).*"),
+        "does not end with a space and ], and so fails",
+        "write [ … ]",
+    ),
+    (
+        re.compile(r"unset\s(.*\s)?PATH(\s.*)?"),
+        "takes away the PATH, and so every program",
+        "leave it out",
+    ),
+    (
+        re.compile(r"(?:source|\.)\s+\S*/"),
+        "is a directory, and no file",
+        "write source DIRECTORY/bin/activate",
+    ),
+    (
         re.compile(r"(?:(?:source|\.|call)\s+)?[\w.:~-]+(?:\\[\w.-]+)+"),
         "has a path with backslashes, which bash takes away",
         "write / between its parts",
@@ -52,7 +77,8 @@ _LINES = (
     ),
     (
         re.compile(
-            r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su(?!\S)(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh"
+            r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su(?!\S)(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh(\s+\S*/activate)?"
+            r"|\(\s*(source|\.)\s[^()]*\)|(source|\.)\s[^|&;]*(&|\|(?!\|).*)"
         ),
         "starts a shell of its own, which ends at once and changes nothing here",
         "write source DIRECTORY/bin/activate, for an environment",
@@ -95,7 +121,7 @@ _OF_SETUP = (
 )
 _OF_ACTIVATE = (
     (
-        re.compile(r"exit(\s+\S+)?|false|exec\s+(?![0-9]*[&<>])\S.*"),
+        re.compile(r"([^()|&]*;\s*)?exit(\s+\S+)?|false|exec\s+(?![0-9]*[&<>])\S.*"),
         "ends the script of the launch, and no training begins",
         "leave it out",
     ),
@@ -125,17 +151,31 @@ _GUARDS = re.compile(r"\b(if|case|for|while|rm|test|trap)\b|\[|\|\||&&|set \+e|c
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Return the warnings about the job's lines of bash."""
     lists = lists_of(job)
+    setup = lists.get("setup", ())
     return chain(
         *(_lines(field, entries) for field, entries in lists.items()),
         _exports(job),
-        _lost(lists["setup"]),
-        _once(lists["setup"]) if job.persists("/") else (),
+        _lost(setup),
+        _once(setup) if job.persists("/") else (),
     )
 
 
-def lists_of(job: JobSpec) -> dict[str, Sequence[str]]:
-    """Return the job's lines of bash, by their fields."""
-    return {"python.activate": job.python.activate, "setup": getattr(job, "setup", ())}
+def lists_of(group: Any, place: str = "") -> dict[str, Sequence[str]]:
+    """Return the lists of lines of bash in a group of a spec, at any depth, by their fields."""
+    lists: dict[str, Sequence[str]] = {}
+    for field in dataclasses.fields(group):
+        if "kind" not in field.metadata:
+            continue
+        value, path = getattr(group, field.name), f"{place}{field.name}"
+        if field.name in _NAMES and value:
+            lists[path] = value
+        elif dataclasses.is_dataclass(value):
+            lists |= lists_of(value, f"{path}.")
+        elif isinstance(value, tuple):
+            for i, item in enumerate(value):
+                if dataclasses.is_dataclass(item):
+                    lists |= lists_of(item, f"{path}[{i}].")
+    return lists
 
 
 def _each(field: str, entries: Sequence[str]) -> Iterator[tuple[tuple[str, str], str]]:
@@ -156,13 +196,30 @@ def _lines(field: str, entries: Sequence[str]) -> Iterator[Conflict]:
     for fields, line in _each(field, entries):
         for pattern, problem, remedy in (
             *_LINES,
-            *(_OF_ACTIVATE if field == "python.activate" else ends_setup),
+            *(_OF_ACTIVATE if field.endswith("activate") else ends_setup),
         ):
             if match := pattern.fullmatch(line):
                 yield Conflict(fields, problem, match.expand(remedy), fatal=False)
+        if name := _bad_name(line):
+            remedy = "write quotes around a value with spaces, and names of letters, digits and _"
+            yield Conflict(fields, f"{name} is no name of a variable", remedy, fatal=False)
         path = re.fullmatch(r"(?:export\s+)?PATH=[\"']?(.*?)[\"']?", line)
         if path and OTHER_PATH.fullmatch(path[1]):
             yield Conflict(fields, LOSES_PROGRAMS, f"write export PATH={path[1]}:$PATH", False)
+
+
+def _bad_name(line: str) -> str:
+    """Return the first word of an export that is neither a name nor NAME=VALUE; "" for none."""
+    if not line.startswith("export ") or re.search(r"[;&|`()<>\\]", line):
+        return ""
+    try:
+        words = shlex.split(line, comments=True)[1:]
+    except ValueError:
+        return ""
+    names = (re.sub(r"\+?=.*", "", word, flags=re.DOTALL) for word in words)
+    return next(
+        (each for each in names if not re.fullmatch(r"[A-Za-z_]\w*|-[fnp]+|.*\$.*", each)), ""
+    )
 
 
 def _exports(job: JobSpec) -> Iterator[Conflict]:
@@ -193,8 +250,14 @@ def _exports(job: JobSpec) -> Iterator[Conflict]:
 
 
 def shown(devices: str) -> int:
-    """Return how many GPUs a list like 0,1 shows. A negative number hides those behind it, too."""
-    return len(list(filter(None, re.split(r"(?:^|,)\s*-\d", devices)[0].split(","))))
+    """Return how many GPUs a list like 0,1 shows. A negative number or another word hides those behind it, too.
+
+    A GPU that is listed twice hides all.
+    """
+    names = re.split(r"(?:^|,)\s*-\d", devices)[0].split(",")
+    known = [*takewhile(re.compile(r"\s*(\d+|(GPU|MIG)-[\w/-]+)\s*|\s*").fullmatch, names)]
+    shown_names = [name.strip() for name in known if name.strip()]
+    return len(shown_names) if len({*shown_names}) == len(shown_names) else 0
 
 
 def _lost(setup: Sequence[str]) -> Iterator[Conflict]:

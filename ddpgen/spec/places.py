@@ -223,6 +223,9 @@ def program_fault(program: str) -> Refused | None:
         return Refused(f"{show(program)} is a directory, and no program", remedy)
     if _NO_PYTHON.fullmatch(name):
         return Refused(f"{show(program)} is no Python", f"write {directory}{slash}python3")
+    if re.fullmatch(r"python(2(\.\d+)?|3\.\d)", name):
+        problem = f"{show(program)} is too old: the training needs Python 3.10 or newer"
+        return Refused(problem, f"write {directory}{slash}python3.10, or a newer one")
     if re.fullmatch("[0-9.]+", program):
         return Refused(f'"{program}" is a version, and no program', f"write python{program}")
     if "/" not in program and not re.fullmatch("[A-Za-z0-9_.+-]+", program):
@@ -234,6 +237,8 @@ def program_fault(program: str) -> Refused | None:
 def _words_fault(path: str) -> Refused | None:
     if _CONTROL.search(path):
         return Refused(f"{show(path)} has a control character", "write the path alone")
+    if runs := re.fullmatch(r"(?:/usr)?/bin/env\s+(\S+)", path):
+        return Refused(f"{show(path)} is taken for one path", f"write {runs[1]}")
     if re.search(r"(^|\s)-\S", path):
         problem = f"{show(path)} holds an option, and is taken for one path"
         return Refused(problem, "write the path alone")

@@ -70,6 +70,7 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], object], Sequence[str]]] = {
     "TORCH_DISTRIBUTED_DEBUG": ("torch", re.compile("OFF|INFO|DETAIL", re.IGNORECASE).fullmatch, ("OFF", "INFO", "DETAIL")),
     "PYTHONHASHSEED": ("Python", _is_hash_seed, ("random", "0")),
     "PYTHONIOENCODING": ("Python", _is_encoding, ("utf-8", "latin-1")),
+    "PYTHONHOME": ("Python", re.compile("(/.*)?", re.DOTALL).fullmatch, ("/usr",)),
     "PYTHONUTF8": ("Python", re.compile("[01]?").fullmatch, ("0", "1")),
     "PYTHONTRACEMALLOC": ("Python", re.compile("0*([0-9]{0,4}|[1-6][0-9]{4})").fullmatch, ("1",)),
     "PYTHONINTMAXSTRDIGITS": ("Python", re.compile("0*([1-9][0-9]{3,9}|[7-9][0-9]{2}|6[4-9][0-9])?").fullmatch, ("0", "4300")),

@@ -33,7 +33,10 @@ class _File(Text):
 
     def __init__(self) -> None:
         # A comma separates the secrets in an option of the supervisor.
-        super().__init__(r"file:~?/[^\0-\x1f,]+", "file:~/PATH or file:/PATH, without a comma")
+        super().__init__(
+            r"file:~?/(?!dev/(?:null|zero|u?random|tty|std\w+)$)[^\0-\x1f,]*[^\0-\x1f,/]",
+            "file:~/PATH or file:/PATH, without a comma",
+        )
 
     def parse(self, raw: Scalar) -> str:
         if not re.fullmatch(self.pattern, raw.text):

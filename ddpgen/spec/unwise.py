@@ -32,13 +32,21 @@ _VARIABLES: Mapping[str, tuple[str, str]] = {
 }
 _NCCL_NUMBERS = "IB_DISABLE P2P_DISABLE SHM_DISABLE IB_TIMEOUT IB_RETRY_CNT NSOCKS_PERTHREAD SOCKET_NTHREADS BUFFSIZE MIN_NCHANNELS MAX_NCHANNELS IB_GID_INDEX"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# A setting of the allocator of torch 2.4 to 2.14.
+_SETTING = (
+    r"\s*(max_split_size_mb\s*:\s*(2[1-9]|[3-9][0-9]|[0-9]{3,})|garbage_collection_threshold\s*:\s*0?\.[0-9]+|backend\s*:\s*\w+"
+    r"|(expandable_segments|release_lock_on_cudamalloc|pinned_use_(background_threads|cuda_host_register))\s*:\s*(True|False)"
+    r"|(max_non_split_rounding_mb|pinned_(num_register_threads|reserve_segment_size_mb))\s*:\s*[0-9]+|roundup_power2_divisions\s*:\s*(\[[^]]*\]|[0-9]+)"
+    r"|(per_process_memory_fraction|graph_capture_record_stream_reuse)\s*:\s*[\w.]+)\s*"
+)
 # Variable → the values that have an effect, the fate of another one, and an example.
 _TAKEN: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     **dict.fromkeys((f"NCCL_{name}" for name in _NCCL_NUMBERS.split()),
                     (re.compile(r"\s*-?(0x[0-9a-fA-F]+|[0-9]+)"), "is no number, which NCCL takes for 0", "1")),
-    **dict.fromkeys(_ALLOCATORS, (re.compile(r"[^=]*:[^=]*"), "has no NAME:VALUE, and torch ends at its first use of a GPU",
-                                  "expandable_segments:True")),
+    **dict.fromkeys(_ALLOCATORS, (re.compile(f"{_SETTING}(,{_SETTING})*,?"),
+                                  "has a setting that torch refuses at its first use of a GPU", "expandable_segments:True")),
     "CUDA_LAUNCH_BLOCKING": (re.compile("0"), "has the host wait for each kernel, which is for debugging", "0"),
+    "TORCH_CPP_LOG_LEVEL": (re.compile("INFO|WARNING|ERROR|FATAL|[0-3]", re.IGNORECASE), "is no level of torch's", "INFO"),
     "CUDA_DEVICE_ORDER": (re.compile("FASTEST_FIRST|PCI_BUS_ID"), "is no order of CUDA's", "PCI_BUS_ID"),
     "MKL_NUM_THREADS": (re.compile("[0-9]+"), "is no number, so MKL leaves it out", "8"),
     "NCCL_DEBUG": (re.compile("VERSION|WARN|INFO|ABORT|TRACE|NONE", re.IGNORECASE), "is no level of NCCL's", "INFO"),

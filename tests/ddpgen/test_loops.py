@@ -34,6 +34,8 @@ TOLD = [
     (SLURM, f"{TRAINS}def main():\n    if rank == 0 and input('go? ') != 'y':\n        raise SystemExit\nif __name__ == '__main__':\n    main()\n", "input() ends it"),
     (SLURM, f"{TRAINS}if args.ask:\n    if input('go? ') != 'y':\n        raise SystemExit\n", ""),
     (SLURM, f"{TRAINS}rank = int(os.environ['SLURM_PROCID'])\n", "t.py reads SLURM_PROCID"),
+    (SLURM, f"{TRAINS}torch.cuda.set_device(int(os.environ['SLURM_LOCALID']))\n", "t.py reads SLURM_LOCALID"),
+    (SLURM, f"{TRAINS}n = int(os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', 0)))\n", ""),
     (SLURM, f"{TRAINS}rank = int(os.environ.get('RANK', os.environ['SLURM_PROCID']))\n", ""),
     (SLURM.replace("scratch", "scratch, args: [--launcher=slurm]"), TRAINS, "launcher slurm counts tasks"),
     (SLURM.replace("scratch", "scratch, args: [--launcher, pytorch]"), TRAINS, ""),

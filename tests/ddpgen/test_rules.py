@@ -130,6 +130,7 @@ CONFLICTS = [
     ),
     ({"top": "python: torchrun"}, "6:9 python.interpreter", "python3"),
     ({"top": "python: ~/venv/bin/"}, "6:9 python.interpreter", "directory"),
+    ({"top": "env: {PYTHONHOME: venv}"}, "6:19 env.PYTHONHOME", "Python at its start"),
     ({"top": "env: {PYTHONHASHSEED: abc}"}, "6:23 env.PYTHONHASHSEED", "Python at its start"),
     (
         {"top": "env: {PYTHONHASHSEED: '4294967296'}"},
@@ -333,6 +334,11 @@ UNWISE = [
         "hides GPUs",
     ),
     ({"top": "python: {activate: [export A = b]}"}, "6:21 python.activate[0]", "space before ="),
+    (
+        {"top": "targets: {hosts: {hosts: [{name: b, python: {activate: ~/v/bin/activate}}]}}"},
+        "6:56 targets.hosts.hosts[0].python.activate",
+        "as a program",
+    ),
     ({"top": "python: {activate: [setenv A b]}"}, "6:21 python.activate[0]", "csh"),
     ({"top": "python: {activate: [set A=b]}"}, "6:21 python.activate[0]", "csh"),
     (
@@ -344,6 +350,14 @@ UNWISE = [
         {"gpus": 2, "top": "env: {CUDA_VISIBLE_DEVICES: '-1'}"},
         "6:29 env.CUDA_VISIBLE_DEVICES",
         "hides",
+    ),
+    *(
+        (
+            {"gpus": 2, "top": f"env: {{CUDA_VISIBLE_DEVICES: '{devices}'}}"},
+            "6:29 env.CUDA_VISIBLE_DEVICES",
+            "hides",
+        )
+        for devices in ("0,0", "cuda:0,cuda:1", "0,x,1")
     ),
     (
         {"gpus": 2, "top": "env: {CUDA_VISIBLE_DEVICES: '0,-1,1'}"},
@@ -364,6 +378,22 @@ UNWISE = [
             ("alias a=b", "at a terminal"),
             ("torchrun t.py", "is a launcher"),
             ("~/v/bin/activate", "as a program"),
+            ("bash ~/v/bin/activate", "changes nothing"),
+            ("(. ~/v/bin/activate)", "changes nothing"),
+            (". ~/v/bin/activate | cat", "changes nothing"),
+            ("source ~/v/bin/activate &", "changes nothing"),
+            ("source ~/v/", "is a directory"),
+            ("call v/x", "Windows"),
+            ("v/Scripts/activate.bat", "Windows"),
+            ("$env:A = 1", "Windows"),
+            ("[ -d ~/v] && . ~/v/bin/activate", "a space and ]"),
+            ("unset PATH", "every program"),
+            ("export PATH=$HOME/bin", "own programs"),
+            (". ~/v/bin/activate; exit 0", "no training begins"),
+            ("export MY-CACHE=/c", "MY-CACHE is no name"),
+            ("export A=1 3D=/d", "3D is no name"),
+            ("export CFLAGS=-O2 -march=native", "-march is no name"),
+            ("export PATH=$PATH:/opt/my tools/bin", "tools/bin is no name"),
             ("conda install x", "nobody answers"),
             ("read -p name x", "nobody answers"),
             ("module load cuda/12.4 source /x/activate", "for modules"),
@@ -374,7 +404,18 @@ UNWISE = [
         ({"top": f"env: {{{name}: '{value}'}}"}, f"6:{9 + len(name)} env.{name}", word)
         for name, value, word in (
             ("NCCL_IB_DISABLE", "true", "no number"),
-            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments=True", "NAME:VALUE"),
+            *(
+                ("PYTORCH_CUDA_ALLOC_CONF", value, "torch refuses")
+                for value in (
+                    "expandable_segments=True",
+                    "expandable_segment:True",
+                    "max_split_size_mb:20",
+                    "a:True,backend:native",
+                    "garbage_collection_threshold:80",
+                    "expandable_segments:true",
+                )
+            ),
+            ("TORCH_CPP_LOG_LEVEL", "DEBUG", "no level"),
             ("CUDA_DEVICE_ORDER", "PCI", "no order"),
             ("CUDA_LAUNCH_BLOCKING", "1", "wait for each kernel"),
             ("MKL_NUM_THREADS", "all", "no number"),
@@ -468,6 +509,11 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "env: {PYTHONUTF8: '1', PYTHONMALLOC: malloc_debug, PYTHONTRACEMALLOC: 20000, PYTHONINTMAXSTRDIGITS: 2000000000}",
         "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
         "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",
+        "env: {PYTORCH_ALLOC_CONF: 'backend:cudaMallocAsync', PYTHONHOME: /opt/python, TORCH_CPP_LOG_LEVEL: '1'}",
+        "env: {PYTORCH_HIP_ALLOC_CONF: 'garbage_collection_threshold:0.8, roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb: 21'}",
+        "python: {activate: ['export -n A', 'export A=\"x y\" B=x\\ y', 'export $X', 'export A+=b', \"export A='it is' C\"]}",
+        "python: {activate: ['[ -d ~/v ] && . ~/v/bin/activate', '[ -z \"$A\" ]', '[[ $a =~ [0-9]] ]]', 'callback x', 'unset PATHS']}",
+        "python: {activate: ['. ~/v/bin/activate || echo no', 'source x && echo y', '(cd /x; make)', 'bash x/activate.sh', 'export PATH=$HOME/bin:$PATH']}",
     ],
 )
 def test_what_is_usual_is_no_warning(line: str) -> None:

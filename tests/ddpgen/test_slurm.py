@@ -226,6 +226,24 @@ REFUSED = [
         "longer than --time=0-01:00:00",
     ),
     ("extra: --begin", "9:18 targets.slurm.extra", "--begin has no value"),
+    *(
+        (f"extra: '--{option}'", "9:18 targets.slurm.extra", "no value of --")
+        for option in (
+            "propagate=MEMLCK",
+            "mem-bind=locals",
+            "acctg-freq=gpu=3",
+            "no-kill=yes",
+            "nice=3000000000",
+            "gres=nvme=1",
+            "gres=nvme:1:1:1",
+        )
+    ),
+    ("extra: [--core-spec=1, --thread-spec=1]", "9:18 targets.slurm.extra", "not both"),
+    ("extra: --mem-per-gpu=9G", "9:18 targets.slurm.extra", "the job has none"),
+    ("extra: --batch=login", "9:18 targets.slurm.extra", "names login, which is not in constraint"),
+    ("constraint: a&b, extra: '--batch=a&c'", "9:35 targets.slurm.extra", "names c, which is not"),
+    ("constraint: '!v100'", "9:23 targets.slurm.constraint", "exclude"),
+    ("licenses: matlab=2", "9:21 targets.slurm.licenses", "NAME:NUMBER"),
     ("extra: --hold=yes", "9:18 targets.slurm.extra", "--hold takes no value"),
     ("extra: --hint=fast", "9:18 targets.slurm.extra", "no value of --hint"),
     ("extra: --distribution=diagonal", "9:18 targets.slurm.extra", "no value of --distribution"),
@@ -580,6 +598,7 @@ WARNED = [
         "",
         "",
     ),
+    ("constraint: 'ib&[a100|h100]', extra: --batch=a100", "", ""),
     (
         "constraint: '[a*2&b*03]', dependency: 'afterok:67108863:134217731'",
         "",

@@ -391,7 +391,6 @@ constraint: "[rack1|rack2|rack3]"
 constraint: "(a|b)&c"
 constraint: "rack1*2&rack2*4"
 constraint: "[rack1*2&rack2*4]"
-constraint: intel&!gpu
 nodelist: n1
 nodelist: 17
 nodelist: n1,n2 ;; nodes: 2
@@ -449,6 +448,8 @@ comment: '{"team": "a", "n": 1}'
 comment: a=b,c:d
 comment: 007
 extra: --nice=100
+extra: [--nice=-5, --no-kill=off, '--propagate=STACK,NPROC', '--acctg-freq=task=10,network=30']
+extra: [--mem-bind=local, '--gres=nvme:1,ssd,fs:1G']
 extra: [--time-min=30, '--deadline=now+3days', --hold, --mincpus=8]
 extra: ['--begin=tomorrow', '--delay-boot=5', --priority=TOP, --wait-all-nodes=1, --get-user-env]
 extra: --nice

@@ -34,6 +34,7 @@ TRIED = {
     "distribution": "block cyclic * *:* block:cyclic:fcyclic plane=4 block,pack Block,NoPack plane diagonal block:x",
     "hint": "compute_bound memory_bound nomultithread compute_bound,nomultithread fast",
     "kill-on-invalid-dep": "yes no maybe",
+    "nice": "0 5 -5 2147483645 -2147483645 3000000000",
     "switches": "1 1@10 2@1:00:00 0 a @3",
     "wait-all-nodes": "0 1 2 a",
     "cpu-freq": "low highm1 2000000 low-high 1000-2000:performance OnDemand quick low-quick low:performance",
@@ -42,6 +43,10 @@ TRIED = {
     "gres-flags": "enforce-binding disable-binding binding",
     "profile": "all none task,energy Energy network,lustre filesystem",
     "core-spec": "0 2 a -1",
+    "propagate": "ALL NONE MEMLOCK STACK,CORE MEMLCK all stack",
+    "mem-bind": "local verbose,local none no rank,sort map_mem:0,1 mask_mem:0x1 quiet,map_mem:0 prefer nosort q,v locals",
+    "acctg-freq": "30 0 task=30 Task=30,energy=0 gpu=3 task=x task",
+    "no-kill": "off OFF yes",
     **dict.fromkeys(
         [
             "cores-per-socket",
@@ -55,10 +60,10 @@ TRIED = {
         NUMBERS,
     ),
 }
-# sbatch takes any text for these two, and reads 0.
-ANY_TEXT = {"nice", "priority"}
-# sbatch without GPUs in its configuration refuses the option itself.
-NEEDS_GPUS = {"mem-per-gpu"}
+# sbatch takes any text, and reads 0.
+ANY_TEXT = {"priority"}
+# sbatch without GPUs in its configuration refuses the option.
+NEEDS_GPUS = {"gres", "mem-per-gpu"}
 # sbatch 22.05 lacks these.
 NEWER = {"consolidate-segments", "oom-kill-step", "spread-segments", "stepmgr"}
 

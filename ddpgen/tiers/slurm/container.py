@@ -87,9 +87,8 @@ SRUN_OPTIONS = frozenset(f"--{name}" for name in (SBATCH_OPTIONS | WRITTEN_OPTIO
     "task-prolog", "threads", "treewidth", "unbuffered",
 } | {
     "container-entrypoint", "container-entrypoint-log", "container-env", "container-image", "container-image-import",
-    "container-mount-home", "container-mounts", "container-name", "container-no-entrypoint", "container-no-mount-home",
-    "container-no-remap-root", "container-readonly", "container-remap-root", "container-save", "container-workdir",
-    "container-writable",
+    "container-mount-home", "container-mounts", "container-name", "container-readonly", "container-remap-root", "container-save",
+    "container-workdir", "container-writable", "no-container-entrypoint", "no-container-mount-home", "no-container-remap-root",
 })  # fmt: skip
 
 

@@ -45,7 +45,7 @@ class Option(Text):
 
     def __init__(self) -> None:
         super().__init__(
-            rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --mem-per-gpu=40G"
+            rf"--[a-z][a-z-]*(=-?{WORD})?", "an option of sbatch, like --mem-per-gpu=40G"
         )
 
     def parse(self, raw: Scalar) -> str:

@@ -109,6 +109,11 @@ class Constraint(Directive):
         text = super().parse(raw)
         if re.search(r"(^|[&|,(\[])([&|,)\]]|$)", text):
             raise Refused(f"{show(text)} has an empty name", "write a name on each side of & and |")
+        if "!" in text:
+            problem = f"{show(text)} has a !, and Slurm can only ask for features"
+            raise Refused(
+                problem, "name the features that are wanted, like a100|h100, or write exclude"
+            )
         if re.search(r"(^|[&|,(\[])[*]|[*](?!0*[1-9])", text):
             problem = (
                 f"{show(text)} has a * without a name before it or a number of nodes behind it"
@@ -128,7 +133,7 @@ class Licenses(Directive):
     def parse(self, raw: Scalar) -> str:
         text = super().parse(raw)
         for item in re.split("[,|]", text):
-            if not re.fullmatch(r"[^:]+(:[0-9]+)?", item):
+            if not re.fullmatch(r"[^:=]+(:[0-9]+)?", item):
                 raise Refused(
                     f"{show(text)} does not fit", "write NAME or NAME:NUMBER, with `,` between them"
                 )

@@ -36,6 +36,10 @@ _FREQUENCY, _GOVERNOR = (
     "conservative|ondemand|performance|powersave|schedutil|userspace",
 )
 _GRES_FLAG = "(allow-task-sharing|disable-binding|enforce-binding|multiple-tasks-per-sharing|one-task-per-sharing)"
+_LIMIT = "(ALL|NONE|AS|CORE|CPU|DATA|FSIZE|MEMLOCK|NOFILE|NPROC|RSS|STACK)"
+_BINDING = "(q(uiet)?|v(erbose)?|local|no(ne)?|prefer|rank|sort|nosort)"
+_MEASURED = "task|energy|network|filesystem"
+_GRES = r"(gres[:/])?[a-z_][\w.-]*(:[a-z_0-9][\w.-]*)?(:[0-9]+[kmgtp]?b?)?"
 # Option → the pattern of its values.
 VALUES: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -54,7 +58,12 @@ VALUES: Mapping[str, re.Pattern[str]] = {
         ("profile", "all|none|(energy|lustre|network|task)(,(energy|lustre|network|task))*"),
         ("hint", "(compute_bound|memory_bound|(no)?multithread|,)+"),
         ("kill-on-invalid-dep", "yes|no"),
-        ("nice", "-?[0-9]+"),
+        ("nice", "-?0*([0-9]{1,9}|1[0-9]{9}|20[0-9]{8}|21[0-3][0-9]{7}|214[0-7][0-9]{6})"),
+        ("propagate", rf"(?-i:{_LIMIT}(,{_LIMIT})*)"),
+        ("mem-bind", f"{_BINDING}(,{_BINDING})*(,?(map|mask)_mem:.+)?|(map|mask)_mem:.+"),
+        ("acctg-freq", rf"[0-9]+|({_MEASURED})=[0-9]+(,({_MEASURED})=[0-9]+)*"),
+        ("gres", rf"{_GRES}(,{_GRES})*|none"),
+        ("no-kill", "off"),
         ("priority", "[0-9]+|top"),
         ("switches", rf"{_NUMBER}(@({_TIME}))?"),
         ("oom-kill-step wait-all-nodes", "[01]"),
@@ -82,9 +91,25 @@ def check(job: SlurmJob) -> Iterator[Conflict]:
         if name in _MEMORY and job.mem is not None:
             problem = f"sbatch takes --{name} or the memory of a node, not both"
             yield Conflict((*fields, "mem"), problem, "leave mem out, or this option")
-    if all(directives.option_values(job, name) for name in _MEMORY):
-        problem = "sbatch takes one of --mem-per-cpu and --mem-per-gpu, not both"
-        yield Conflict(("extra",), problem, "leave one of them out")
+    yield from _together(job)
+
+
+def _together(job: SlurmJob) -> Iterator[Conflict]:
+    """Yield the options that need or exclude others."""
+    given = {option[2:].partition("=")[0] for option in job.extra}
+    for one, other in (_MEMORY, ("core-spec", "thread-spec")):
+        if {one, other} <= given:
+            problem = f"sbatch takes one of --{one} and --{other}, not both"
+            yield Conflict(("extra",), problem, "leave one of them out")
+    if "mem-per-gpu" in given and not job.gpus_per_node:
+        problem = "--mem-per-gpu asks for the memory of each GPU, and the job has none"
+        yield Conflict(("extra",), problem, "write gpus_per_node, or leave it out")
+    features_of_job = re.findall(r"[\w.-]+", job.constraint or "")
+    for features in directives.option_values(job, "batch"):
+        names = re.findall(r"[\w.-]+", features)
+        if missing := [name for name in names if name not in features_of_job]:
+            problem = f"--batch={features} names {missing[0]}, which is not in constraint"
+            yield Conflict(("extra",), problem, "write it in constraint as well")
 
 
 def _seconds(limit: str) -> int:
