@@ -25,6 +25,8 @@ _PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 TOKEN_FORMS = re.compile(
     r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}|(?<=wandb login )[0-9a-f]{40}\b|(?<=--relogin )[0-9a-f]{40}\b"
 )
+# A URL with a password in it.
+_LOGIN = re.compile(r"\w+://[^/@\s:]*:(?![$<{*])[^/@\s]+@")
 _FILE = "file:"
 
 
@@ -114,7 +116,10 @@ def is_secret(name: str, value: str) -> bool:
 def exposes_secret(name: str, value: str) -> bool:
     """True if `value` gives a secret away. A path, a number, a word or another variable does not."""
     if TOKEN_FORMS.search(value):
-        return any(digit in value for digit in "0123456789") or not value.islower()
+        named = _NAME.search(name) is not None
+        return named or any(digit in value for digit in "0123456789") or not value.islower()
+    if _LOGIN.search(value):
+        return True
     words = _PLAIN_WORDS.fullmatch(value) and not _PASSPHRASE.search(name)
     harmless = len(value) < SHORTEST or words or _HARMLESS.fullmatch(value)
     return bool(_NAME.search(name)) and not harmless

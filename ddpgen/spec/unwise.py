@@ -10,7 +10,7 @@ from itertools import chain
 from ddpgen.errors import Finding
 from ddpgen.spec import bashlines
 from ddpgen.spec.fields import show
-from ddpgen.spec.job import Checkpoint, JobSpec
+from ddpgen.spec.job import Checkpoint, JobSpec, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
 from ddpgen.spec.secrets import exposes_secret
 
@@ -140,12 +140,19 @@ def no_effect(field: str, reason: str) -> Conflict:
 
 
 def _name(job: JobSpec) -> Iterator[Conflict]:
+    directory = posixpath.normpath(job.checkpoint.dir or "")
+    if directory == job.name or directory.startswith(f"{job.name}/"):
+        problem = f"lies in the bundle build/{job.name}, which each render replaces"
+        yield _warning("checkpoint.dir", problem, "write another place, or render with -o")
     if job.name in ("checkpoints", "logs"):
         problem = f"the bundle build/{job.name} would lie where jobs keep their {job.name}"
         yield _warning("name", problem, "call the job something else")
 
 
 def _rendezvous(job: JobSpec) -> Iterator[Conflict]:
+    if re.fullmatch(r"mlx\d+_\d+(:\d+)?", job.nic or ""):
+        problem = f"{job.nic} is a device of InfiniBand, and no network interface"
+        yield _warning("nic", problem, "write the interface on it, like ib0, or leave nic out")
     if job.nodes > 1 and _OF_CONTAINERS.fullmatch(job.nic or ""):
         problem = f"{job.nic} is for the containers of one machine, and leads to no other"
         yield _warning("nic", problem, "write the interface of the network, like eth0")
@@ -217,6 +224,9 @@ def _too_late(job: JobSpec, locate: Callable[[Conflict], Finding]) -> Iterator[C
     if (job.checkpoint.every.steps or 0) > train.steps:
         problem = f"comes after the last of {train.steps} steps, so only the end is saved"
         yield _warning("checkpoint.every", problem, "write a smaller number")
+    if train.log_every > max(train.steps, Train.log_every):
+        problem = f"comes after the last of {train.steps} steps, so nothing is logged"
+        yield _warning("train.log_every", problem, "write a smaller number")
     if train.eval_every > train.steps and not train.best:
         problem = f"comes after the last of {train.steps} steps, so only the end is evaluated"
         yield _warning(
