@@ -220,6 +220,10 @@ def _is_rank(value: ast.expr) -> bool:
 def _data(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the loader that gives all ranks the same data, and the sampler whose order is the same in each epoch."""
     sampler = script.called.get("DistributedSampler")
+    if sampler is not None and _is_unused(script, sampler):
+        problem = f"{script.location(sampler)}: no DataLoader gets the sampler, so each process goes over all of the data"
+        yield warning("train.script", problem, "write DataLoader(..., sampler=SAMPLER)")
+        return
     if sampler is not None:
         yield from _one_order(job, script, home, sampler)
         return
@@ -237,6 +241,26 @@ def _data(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
             problem = f"{script.location(call)}: each of {job.world_size} processes goes over all of the data"
             yield warning("train.script", problem, "give the DataLoader a DistributedSampler")
             return
+
+
+def _is_unused(script: Script, sampler: ast.Call) -> bool:
+    """True if a name holds the sampler, and the script only calls its set_epoch()."""
+    names = [
+        target.id
+        for node in script.nodes
+        if isinstance(node, ast.Assign) and node.value is sampler
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    uses = [
+        n
+        for n in script.nodes
+        if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)
+    ]
+    calls = [
+        n.value for n in script.nodes if isinstance(n, ast.Attribute) and n.attr == "set_epoch"
+    ]
+    return bool(names) and "DataLoader" in script.called and all(use in calls for use in uses)
 
 
 def _one_order(job: JobSpec, script: Script, home: Path, sampler: ast.Call) -> Iterator[Conflict]:
