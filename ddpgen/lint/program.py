@@ -80,7 +80,8 @@ def _check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         return
     parsed = source.parsed(path, f"train.{job.train.program_field}")
     if isinstance(parsed, Conflict):
-        yield parsed
+        if not source.has_newer_python(job):
+            yield parsed
         return
     if job.train.workload:
         yield from source.function(job.train, path, parsed)

@@ -9,7 +9,9 @@ import ast
 import re
 import symtable
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
     It is no error, because the Python of the hosts may be newer than this one.
     """
     try:
-        return ast.parse(path.read_bytes())
+        return _compiled(path)
     except _UNREADABLE as error:
         location = f"{path.name}:{getattr(error, 'lineno', None) or 1}"
         # The error's own text has a file <unknown>, and the line once more.
@@ -54,6 +56,22 @@ def parsed(path: Path, field: str) -> ast.Module | Conflict:
         problem = f"{location}: this is no Python here: {words}"
         remedy = "correct it, unless the Python of the hosts is newer than the one here"
         return Conflict((field,), problem, remedy, fatal=False)
+
+
+def _compiled(path: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(path.read_bytes())
+        # Only the compiler finds a `return` outside a function, and a late `from __future__`.
+        with suppress(RecursionError):
+            compile(tree, path.name, "exec", dont_inherit=True)
+    return tree
+
+
+def has_newer_python(job: JobSpec) -> bool:
+    """True if the path of the job's Python names a newer version than the one here."""
+    versions = re.findall(r"(?<![\d.])3\.(\d+)", job.python.interpreter)
+    return any(int(minor) > sys.version_info.minor for minor in versions)
 
 
 def is_closed(job: JobSpec, home: Path, pattern: re.Pattern[bytes], *harmless: str) -> bool:

@@ -136,6 +136,15 @@ NO_PYTHON = [
     (with_args("{}"), "x = 1\0\n", "train.script"),
     (WORKLOAD, "def build[T](x: T ->): ...\n", "train.workload"),
     (WORKLOAD, "def build(x):\n    y = lazy import z\n", "train.workload"),
+    # The compiler finds these, and not the parser.
+    (with_args("{}"), "import os\nfrom __future__ import annotations\n", "train.script"),
+    (with_args("{}"), "def main(): ...\nreturn main()\n", "train.script"),
+    (with_args("{}"), "def main():\n    await f()\n", "train.script"),
+    (with_args("{}"), "yield 1\n", "train.script"),
+    (with_args("{}"), "for x in y: ...\nbreak\n", "train.script"),
+    (with_args("{}"), "def f(a, a): ...\n", "train.script"),
+    (with_args("{}"), "def f():\n    print(x)\n    global x\n", "train.script"),
+    (WORKLOAD, "def build(x, *, lr=1, lr=2): ...\n", "train.workload"),
 ]
 
 
@@ -224,6 +233,30 @@ def test_syntax_that_python_does_not_know_here_is_a_warning(
     (conflict,) = conflicts(tmp_path, spec, text)
     assert (conflict.fields[0], conflict.fatal) == (field, False)
     assert "t.py:" in conflict.problem
+    for interpreter in (
+        "python3.99",
+        "/opt/python3.99/bin/python3",
+        "~/cpython-3.99.1-linux/bin/python",
+    ):
+        assert conflicts(tmp_path, f"{spec}python: {interpreter}\n", text) == []
+    for interpreter in ("python3.8", "/opt/v33.99/bin/python", "/opt/x-1.3.99/bin/python"):
+        assert len(conflicts(tmp_path, f"{spec}python: {interpreter}\n", text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""A script."""\nfrom __future__ import annotations\nx: Later = 1\n',
+        "async def main():\n    await f()\n    return [x async for x in g()]\n",
+        "if x is 1: pass\nassert (x, 'always')\ny = '\\d'\n",
+        f"x = y{'.f()' * 700}\n",
+    ],
+)
+def test_python_of_any_form(
+    text: str, tmp_path: Path, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert conflicts(tmp_path, with_args("{}"), f"{text}m.save(m.load())\n") == []
+    assert (len(recwarn), capfd.readouterr().err) == (0, "")
 
 
 @pytest.mark.parametrize(
