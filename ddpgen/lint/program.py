@@ -83,6 +83,7 @@ def _check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         if not source.has_newer_python(job):
             yield parsed
         return
+    yield from source.relative_import(job.train, path, parsed)
     if job.train.workload:
         yield from source.function(job.train, path, parsed)
         yield from own_workload.check(job.train, path, parsed)

@@ -25,6 +25,7 @@ from ddpgen.spec.rules import Conflict
 _DEFINES_ANY = re.compile(
     rb"\b(__dict__|__getattr__|eval|exec|globals|locals|setattr|vars)\b|\bsys\b.*\bmodules\b|\bimport[\s\\]*\*"
 )
+_SETS_PACKAGE = re.compile(rb"__(package|path|spec)__|__name__\W*=[^=]")
 # The types of values that fit an annotation, and these values in words.
 _ANNOTATIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
@@ -72,6 +73,21 @@ def has_newer_python(job: JobSpec) -> bool:
     """True if the path of the job's Python names a newer version than the one here."""
     versions = re.findall(r"(?<![\d.])3\.(\d+)", job.python.interpreter)
     return any(int(minor) > sys.version_info.minor for minor in versions)
+
+
+def relative_import(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
+    """Yield a warning about `from . import` in a file that is run by its path, and so is no part of a package."""
+    first = next((n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level), None)
+    if first is None or _SETS_PACKAGE.search(path.read_bytes()):
+        return
+    dots = "." * first.level
+    imported_names = f"from {dots}{first.module or ''} import {first.names[0].name}"
+    problem = f"{path.name}:{first.lineno}: {imported_names} fails, because the file is run by its path, outside of a package"
+    *folders, file = train.user_file.removesuffix(".py").split("/")
+    remedy = "leave out the dots: the files beside it are found by their names"
+    if train.script and len(folders) >= first.level and all(map(str.isidentifier, folders)):
+        remedy = f"write script: module:{'.'.join((*folders, file))}"
+    yield Conflict((f"train.{train.program_field}",), problem, remedy, fatal=False)
 
 
 def is_closed(job: JobSpec, home: Path, pattern: re.Pattern[bytes], *harmless: str) -> bool:

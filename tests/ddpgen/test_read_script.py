@@ -211,6 +211,9 @@ def test_an_argument_that_a_function_may_take_is_not_refused(text: str, tmp_path
 
 # A workload whose function cannot be called, or gives nothing; "" for one that may do.
 SIGNATURES = [
+    ("from .tools import x\ndef build(context): return x\n", "t.py:1: from .tools import x fails"),
+    ("def build(context):\n  from .tools import x\n  return x\n", ""),
+    ("from tools import x\ndef build(context): return x\n", ""),
     ("def build(): return 1\n", "build() in t.py:1 takes no argument"),
     ("def build(context):\n    model = 1\n", "build() in t.py:1 returns nothing"),
     ("def build(*args): return 1\n", ""),
@@ -257,6 +260,27 @@ def test_python_of_any_form(
 ) -> None:
     assert conflicts(tmp_path, with_args("{}"), f"{text}m.save(m.load())\n") == []
     assert (len(recwarn), capfd.readouterr().err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "remedy"),
+    [
+        ("pkg/run.py", "from .paths import x", "write script: module:pkg.run"),
+        ("./pkg/run.py", "from .paths import x", "write script: module:pkg.run"),
+        ("pkg/sub/run.py", "from ..paths import x", "write script: module:pkg.sub.run"),
+        ("pkg/run.py", "from ..paths import x", "leave out the dots"),
+        ("my-pkg/run.py", "from .paths import x", "leave out the dots"),
+        ("module:pkg.run", "from .paths import x", ""),
+    ],
+)
+def test_a_relative_import_of_a_file_in_a_package(
+    script: str, line: str, remedy: str, tmp_path: Path
+) -> None:
+    for name in ("pkg/run.py", "pkg/sub/run.py", "my-pkg/run.py"):
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text(f"{line}\n")
+    found = conflicts(tmp_path, f"name: a\ncode: code\ntrain: {{script: '{script}'}}\n", "")
+    assert [each.remedy[: len(remedy)] for each in found] == [remedy] * bool(remedy)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +354,9 @@ SURPRISES = [
     ("t = Trainer(devices=4)\n", "procs_per_node", "t.py:1: devices=4"),
     ("m.train()\nm.save()\n", "train.script", "t.py:2 saves"),
     ("train()\n", "train.script", "t.py saves nothing"),
+    ("import os\nfrom . import loop\n", "train.script", "t.py:2: from . import loop fails"),
+    ("from .nets import Net\n", "train.script", "t.py:1: from .nets import Net fails"),
+    ("from ..nets import *\n", "train.script", "t.py:1: from ..nets import * fails"),
     (
         "t = Trainer(m, TrainingArguments(save_strategy='no'))\n",
         "train.script",
@@ -394,7 +421,12 @@ def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> 
         "t = Trainer(m, TrainingArguments(save_strategy='steps'))\n",
         "t = Trainer(enable_checkpointing=save)\n",
         "import t2.loop\nt2.loop.run()\n",
-        "from . import loop\n",
+        "try:\n  from . import loop\nexcept ImportError:\n  import loop\n",
+        "if __package__:\n  from . import loop\n",
+        "if not __package__:\n  __package__ = 'x'\nfrom . import loop\n",
+        "__path__ = ['.']\nfrom . import loop\n",
+        "if TYPE_CHECKING:\n  from . import loop\n",
+        "def f():\n  from .nets import Net\n",
         "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save(m.load())\n",
         "p = ArgumentParser()\np.add_argument('--' + name)\np.parse_args()\nm.save(m.load())\n",
         "p = ArgumentParser()\np.add_argument('x', nargs=REMAINDER)\np.parse_args()\nm.save(m.load())\n",
@@ -1133,7 +1165,7 @@ def test_an_argument_that_only_a_shell_would_fill_in(
     assert told(tmp_path, f"{PLAIN}rank = os.environ['RANK'], os.getenv('RANK')\n", args)
     for more in (
         "import torchvision",
-        "from . import data",
+        "if __package__: from . import data",
         "os.path.expandvars(a)",
         "f(os.environ)",
     ):
