@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from ddpgen.bundle import code
 from ddpgen.lint import huggingface
 from ddpgen.lint.calls import Script, constant, name_of, warning
-from ddpgen.lint.parser import HELP, Option, Options, known_options_of, options_of
+from ddpgen.lint.parser import HELP, Option, Options, added_twice, known_options_of, options_of
 from ddpgen.spec.fields import did_you_mean, show, similar
 from ddpgen.spec.job import JobSpec, Train
 from ddpgen.spec.rules import Conflict
@@ -92,6 +92,9 @@ def reads_settings_file(values: Mapping[str, str]) -> bool:
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the options that the script does not have, and the values that it cannot take. `home`: the spec's directory."""
+    for call, name in added_twice(script):
+        problem = f"{script.location(call)} adds {name} to a parser that has it, and argparse refuses that"
+        yield warning("train.script", problem, "leave one of them out")
     options = options_of(script) or known_options_of(script) or huggingface.options_of(script)
     if options is None or (script.settings and reads_settings_file(option_values(job.train))):
         return

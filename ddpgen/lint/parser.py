@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ddpgen.lint.calls import PLAIN_MODULES, Script, imported, name_of, text_of
+from ddpgen.lint.calls import PLAIN_MODULES, Script, constant, imported, name_of, text_of
 
 # Actions of argparse that take no value.
 _FLAGS = (
@@ -18,6 +18,10 @@ _ADDS = ("add_argument", "add_argument_group", "add_mutually_exclusive_group", "
 # Modules with a parser that is called as argparse's is, and reads more.
 _OTHER_PARSERS = {"configargparse", "jsonargparse", "simple_parsing"}
 HELP: tuple[str, ...] = ("-h", "--help")
+_GROUPS = ("add_argument_group", "add_mutually_exclusive_group")
+# Settings with which two arguments may have one name, and attributes that take an argument away.
+_OTHER_NAMES = {"conflict_handler", "prefix_chars", None}
+_TAKES_AWAY = {"_actions", "_option_string_actions", "_remove_action", "conflict_handler"}
 
 
 class Option(NamedTuple):
@@ -127,6 +131,44 @@ def of_calls(parser: ast.Call, calls: Iterable[ast.Call], script: Script) -> Opt
             return None  # a computed name, or an argument that takes the options behind it
         arguments[names] = option
     return _options(arguments, script)
+
+
+def added_twice(script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """Yield each add_argument() with a name that its parser has already, and the name. Both stand in one block."""
+    modules = imported(script.tree)
+    attributes = {n.attr for n in script.nodes if isinstance(n, ast.Attribute)}
+    if "argparse" not in modules or _OTHER_PARSERS & modules or _TAKES_AWAY & attributes:
+        return
+    for node in script.nodes:
+        has: dict[ast.Call, set[str]] = {}
+        for statement in (
+            getattr(node, "body", ()) if isinstance(node, ast.stmt | ast.Module) else ()
+        ):
+            call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+            parser = _parser_of(call, script)
+            if parser is None or not isinstance(call, ast.Call):
+                continue
+            helps = all(keyword.arg != "add_help" for keyword in parser.keywords)
+            known = has.setdefault(parser, set(HELP if helps else ()))
+            names = [name for name in map(constant, call.args) if name.startswith("-")]
+            yield from ((call, name) for name in names if name in known)
+            known.update(names)
+
+
+def _parser_of(added: ast.expr | None, script: Script) -> ast.Call | None:
+    """Return the call that makes the parser to which add_argument() always adds; None if it does not show."""
+    if not isinstance(added, ast.Call) or name_of(added.func) != "add_argument":
+        return None
+    made: ast.expr | None = added
+    while isinstance(made, ast.Call) and made not in script.at_times:
+        if _OTHER_NAMES & {keyword.arg for keyword in made.keywords if made is not added}:
+            return None
+        if name_of(made.func) in ("ArgumentParser", "add_parser"):
+            return made
+        adds = made is added or name_of(made.func) in _GROUPS
+        method = made.func
+        made = script.value_of(method.value) if adds and isinstance(method, ast.Attribute) else None
+    return None
 
 
 def is_handed_on(script: Script, parser: str = "ArgumentParser") -> bool:

@@ -85,6 +85,33 @@ class Net(L.LightningModule):
 t = L.Trainer(devices=2, callbacks=[ModelCheckpoint(monitor="val_loss")])
 t.fit(Net())
 """
+# Two arguments of one name, or nearly.
+TWICE = """\
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--lr", "-l", type=float)
+g = p.add_argument_group("more")
+args = p.parse_args()
+m.save(m.load())
+"""
+
+
+def twice(more: str) -> str:
+    """TWICE with other lines behind the group."""
+    return TWICE.replace("args =", f"{more}\nargs =")
+
+
+_LR = 'p.add_argument("--lr")'
+_IN_FUNCTION = f"""\
+import argparse
+def read():
+  p = argparse.ArgumentParser()
+  {_LR}
+  {_LR}
+  return p.parse_args()
+args = read()
+m.save(m.load())
+"""
 # A script, its arguments, the field of the warning and words of it.
 OTHERWISE = [
     (SUBCOMMANDS, "{epochs: 3}", "train.args", "wants a sub-command (fit, export)"),
@@ -116,7 +143,34 @@ OTHERWISE = [
     (LIGHTNING.replace("devices", "gpus"), "{}", "train.script", "no Trainer(gpus=); write accelerator"),
     (LIGHTNING.replace("devices=2", "max_epoch=2"), "{}", "train.script", "did you mean max_epochs?"),
     (LIGHTNING.replace('or="val', 'or="valid'), "{}", "train.script", "watches valid_loss"),
+    (twice(_LR), "{}", "train.script", "t.py:5 adds --lr to a parser that has it"),
+    (twice('p.add_argument("--rate", "-l")'), "{}", "train.script", "t.py:5 adds -l to a parser"),
+    (twice('g.add_argument("--lr")'), "{}", "train.script", "t.py:5 adds --lr to a parser"),
+    (twice('x = p.add_argument("--lr")'), "{}", "train.script", "t.py:5 adds --lr to a parser"),
+    (twice('e = g.add_mutually_exclusive_group()\ne.add_argument("--lr")'), "{}", "train.script", "t.py:6 adds --lr"),
+    (twice('p.add_argument("-h", "--height")'), "{}", "train.script", "t.py:5 adds -h to a parser"),
+    (_IN_FUNCTION, "{}", "train.script", "t.py:5 adds --lr"),
+    (_IN_FUNCTION.replace("args = read()", "args = read() if old else None"), "{}", "", ""),
+    (SUBCOMMANDS.replace("args =", 'e.add_argument("--format")\nargs ='), "[fit]", "train.script", "t.py:9 adds --format"),
     (SUBCOMMANDS, "[--out, x, fit, --epochs, '3']", "", ""),
+    (TWICE, "{}", "", ""),
+    (twice('p.add_argument("lr")'), "[--lr=1, '2']", "", ""),
+    (twice('p.add_argument("--lr2")'), "{}", "", ""),
+    (twice(_LR).replace("Parser()", "Parser(conflict_handler='resolve')"), "{}", "", ""),
+    (twice(_LR).replace("Parser()", "Parser(**settings)"), "{}", "", ""),
+    (twice('g.add_argument("--lr")').replace('"more"', '"more", conflict_handler="resolve"'), "{}", "", ""),
+    (twice('p.add_argument("-h")').replace("Parser()", "Parser(add_help=False)"), "{}", "", ""),
+    (twice(f"if old: {_LR}"), "{}", "", ""),
+    (twice(f"if old:\n  {_LR}\nelse:\n  {_LR}"), "{}", "", ""),
+    (twice(f"try:\n  {_LR}\nexcept argparse.ArgumentError: pass"), "{}", "", ""),
+    (twice(f"p = argparse.ArgumentParser()\n{_LR}"), "{}", "", ""),
+    (twice('q = argparse.ArgumentParser()\nq.add_argument("--lr")'), "{}", "", ""),
+    (twice(f"def other(p):\n  {_LR}"), "{}", "", ""),
+    (twice(f"p._remove_action(x)\n{_LR}"), "{}", "", ""),
+    (twice(f"p.conflict_handler = 'resolve'\n{_LR}"), "{}", "", ""),
+    (twice(_LR).replace("import argparse\n", "from mine import argparse\n"), "{}", "", ""),
+    (twice(_LR).replace("import argparse\n", "import argparse\nimport jsonargparse\n"), "{}", "", ""),
+    (SUBCOMMANDS.replace("args =", 'e.add_argument("--out")\nargs ='), "[export, --format=x]", "", ""),
     (SUBCOMMANDS, "[export, --format=fit]", "", ""),
     (SUBCOMMANDS.replace("e = s", "for x in y: e = s"), "{epochs: 3}", "", ""),
     (SUBCOMMANDS.replace('"export"', '"export", aliases=["x"]'), "[x]", "", ""),
