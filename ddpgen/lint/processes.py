@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ddpgen.lint import source
 from ddpgen.lint.arguments import option_values
-from ddpgen.lint.calls import Script, constant, name_of, warning
+from ddpgen.lint.calls import PLAIN_MODULES, Script, constant, imported, name_of, warning
+from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -31,6 +32,10 @@ _OF_TASKS = {
     "SLURM_PROCID": {"RANK", "OMPI_COMM_WORLD_RANK"},
     "SLURM_LOCALID": {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"},
 }
+# Arguments of init_process_group(), with their positions.
+_OF_GROUP = {"backend": 0, "timeout": 2}
+_BACKENDS = ["gloo", "nccl", "mpi", "ucc", "xccl"]
+_OTHER_BACKEND = re.compile(r"\w*ccl\w*|fake|threaded|undefined|xla|smddp|openreg")
 _NAMES = ("id", "attr", "name", "asname", "module")  # the fields of a syntax tree that hold names
 _VARIABLES = frozenset([
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
@@ -39,6 +44,7 @@ _VARIABLES = frozenset([
 
 def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     """Yield the likely faults of the script on several processes or nodes. `home`: the spec's directory."""
+    yield from _of_group(script)
     if job.procs_per_node > 1:
         yield from _spawns(script)
     trains = job.world_size > 1 and "backward" in script.called
@@ -49,6 +55,49 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     yield from _counts_itself(job, script)
     if job.nodes > 1:
         yield from _meets_alone(job, script)
+
+
+def _of_group(script: Script) -> Iterator[Conflict]:
+    """Yield the constant arguments of init_process_group() that torch refuses."""
+    own = {node.name for node in script.nodes if isinstance(node, ast.FunctionDef)}
+    modules, tries = imported(script.tree), (n for n in script.nodes if isinstance(n, ast.Try))
+    caught = script.below(n for n in tries if n.handlers)
+    for call in script.calls:
+        is_group = name_of(call.func) == "init_process_group" and "init_process_group" not in own
+        if not is_group or "torch" not in modules or call in caught:
+            continue
+        given: dict[str | None, ast.expr] = {
+            keyword.arg: keyword.value for keyword in call.keywords
+        }
+        given |= {name: call.args[i] for name, i in _OF_GROUP.items() if i < len(call.args)}
+        place, backend, timeout = script.location(call), given.get("backend"), given.get("timeout")
+        if timeout and _is_number(script.value_of(timeout)):
+            seconds = ast.unparse(timeout)
+            problem = f"{place}: the timeout {seconds} is a number, and torch wants a timedelta"
+            yield warning("train.script", problem, f"write timedelta(seconds={seconds})")
+        words = [*_words(backend, script)] if backend and modules <= PLAIN_MODULES else []
+        for word in words:
+            if word not in _BACKENDS and not _OTHER_BACKEND.fullmatch(word):
+                problem = f"{place}: torch has no backend {word}"
+                yield warning("train.script", problem, did_you_mean(word, _BACKENDS))
+
+
+def _is_number(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(int() | float()):
+            return True
+        case ast.BinOp(left, _, right):
+            return _is_number(left) and _is_number(right)
+    return False
+
+
+def _words(backend: ast.expr, script: Script) -> Iterator[str]:
+    """Yield the names in a constant backend, such as cpu:gloo,cuda:nccl, or in each one that a condition chooses."""
+    value = script.value_of(backend)
+    if isinstance(value, ast.IfExp):
+        yield from (*_words(value.body, script), *_words(value.orelse, script))
+    for part in filter(None, constant(value).lower().split(",")):
+        yield part.rpartition(":")[2]
 
 
 def _spawns(script: Script) -> Iterator[Conflict]:

@@ -966,8 +966,38 @@ _ON_GPUS = "nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2"
 _ON_ONE = "procs_per_node: 2\ngpus_per_node: 2"
 _WRAPS = f"{_STATE}from torch.nn.parallel import DistributedDataParallel as DDP\nloss.backward()\n"
 _DEVICE = f"import os\n{_STATE}gpu = torch.cuda.is_available()\n"
+_IN_TIME = f"{_STATE}dist.init_process_group('gloo', timeout="
+_BACKEND = (
+    f"{_STATE}b = 'nccl' if torch.cuda.is_available() else 'gloo'\ndist.init_process_group(b)\n"
+)
 # Fields of a job, its script, and the warning's field and words.
 PROCESSES = [
+    ("", f"{_IN_TIME}120)\n", "train.script", "t.py:3: the timeout 120 is a number"),
+    ("", f"{_IN_TIME}60 * 30.0)\n", "train.script", "t.py:3: the timeout 60 * 30.0 is a number"),
+    ("", f"T = 60\n{_IN_TIME}T)\n", "train.script", "t.py:4: the timeout T is a number"),
+    ("", f"{_STATE}dist.init_process_group('gloo', 'env://', 60)\n", "train.script", "t.py:3: the timeout 60"),
+    ("", f"{_STATE}if ranks > 1: dist.init_process_group('gloo', timeout=60)\n", "train.script", "t.py:3: the timeout 60"),
+    ("", "from torch.distributed import init_process_group\nm.save(m.load())\ninit_process_group(timeout=60)\n", "train.script", "t.py:3: the timeout 60"),
+    ("", f"{_IN_TIME}timedelta(seconds=120))\n", "", ""),
+    ("", f"{_IN_TIME}60 * minute)\n", "", ""),
+    ("", f"{_IN_TIME}None)\n", "", ""),
+    ("", f"T = timedelta(0, 120)\n{_IN_TIME}T)\n", "", ""),
+    ("", f"def main(T=60):\n  T = timedelta(T)\nT = 60\n{_IN_TIME}T)\n", "", ""),
+    ("", f"def init_process_group(*args, timeout): ...\n{_IN_TIME}120)\n", "", ""),
+    ("", f"{_IN_TIME}120)\n".replace("torch", "mpi"), "", ""),
+    ("", f"{_STATE}try: dist.init_process_group('gloo', timeout=60)\nexcept TypeError: f()\n", "", ""),
+    ("", _BACKEND.replace("gloo", "glo"), "train.script", "t.py:4: torch has no backend glo"),
+    ("", _BACKEND.replace("nccl", "ncl"), "train.script", "t.py:4: torch has no backend ncl"),
+    ("", f"{_STATE}dist.init_process_group(backend='cpu:gloo,cuda:ncll')\n", "train.script", "t.py:3: torch has no backend ncll"),
+    ("", f"{_STATE}dist.init_process_group('ddp')\n", "train.script", "t.py:3: torch has no backend ddp"),
+    ("", _BACKEND, "", ""),
+    ("", f"{_STATE}dist.init_process_group('cpu:gloo,xpu:ccl')\n", "", ""),
+    ("", f"{_STATE}dist.init_process_group('GLOO')\n", "", ""),
+    ("", f"{_STATE}dist.init_process_group('')\n", "", ""),
+    ("", f"{_STATE}dist.init_process_group('hccl')\n", "", ""),
+    ("", f"import maker_of_chips\n{_STATE}dist.init_process_group('chip')\n", "", ""),
+    ("", f"{_STATE}b = 'glo'\nb = pick(b)\ndist.init_process_group(b)\n", "", ""),
+    ("", f"{_STATE}try: dist.init_process_group('ucx')\nexcept ValueError: f()\n", "", ""),
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
     ("procs_per_node: 2\ngpus_per_node: 2", f"{_STATE}a = torch.device('cuda:0')\nnet.to(int(n))\n", "", ""),
     ("nodes: 2\nprocs_per_node: 2\ngpus_per_node: 2", f"{_STATE}local_rank = int(os.environ['RANK'])\n", "train.script", "t.py:3: local_rank is int("),
