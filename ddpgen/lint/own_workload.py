@@ -12,16 +12,24 @@ from ddpgen.spec.job import Train
 from ddpgen.spec.rules import Conflict
 
 _NO_WORKLOAD = {ast.Dict: "a dict", ast.Tuple: "a tuple", ast.List: "a list"}
+_MADE_BY = {"dict": "a dict", "tuple": "a tuple", "list": "a list"}
+# Classes that are known to be no workload.
+_OTHER_BASES = {"object", "ABC", "Dataset", "IterableDataset", "LightningModule", "Module"}
+# The parts that make any object a workload, and methods that make another object of a call.
+_PARTS = {"model", "dataset", "loss"}
+_MAKES_ANOTHER = {"__new__", "__getattr__", "__getattribute__"}
 
 
 def check(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
     """Yield the likely faults of the workload in the file `path`, whose source is `tree`."""
     defined = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}  # fmt: skip
-    function = defined.get((train.workload or "").rpartition(":")[2])
+    named = (train.workload or "").rpartition(":")[2]
+    yield from _no_function(tree, named, path.name)
+    function = defined.get(named)
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return
     returns = list(_returns(function))
-    kinds = [_NO_WORKLOAD.get(type(each.value), "") for each in returns]
+    kinds = [_kind(each.value) for each in returns]
     if returns and all(kinds):
         problem = f"{path.name}:{returns[0].lineno}: {function.name}() returns {kinds[0]}"
         remedy = "return a Workload(model=…, dataset=…, loss=…) of train.workload"
@@ -61,6 +69,47 @@ def check(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
         problem = f"the workload in {path.name} has no metric {show(train.best.metric)}"
         remedy = did_you_mean(train.best.metric, sorted({*known, "loss"}))
         yield Conflict(("train.best.metric", "train.best"), problem, remedy, fatal=False)
+
+
+def _no_function(tree: ast.Module, named: str, file: str) -> Iterator[Conflict]:
+    """Yield a warning if the name surely is that of a coroutine's function, or of a class that makes no workload."""
+    named_so = [n for n in tree.body if getattr(n, "name", "") == named]
+    if len(named_so) != 1 or any(
+        n for n in ast.walk(tree) if not _reads(n) and getattr(n, "id", "") == named
+    ):
+        return
+    match named_so[0]:
+        case ast.AsyncFunctionDef(decorator_list=[]):
+            problem = "is a coroutine's function, which returns no workload"
+            remedy = f"write def {named}(context) without async"
+        case ast.ClassDef() as made if _is_no_workload(made, tree):
+            problem = "is a class, and no workload"
+            remedy = "name a function that returns a Workload"
+        case _:
+            return
+    yield warning("train.workload", f"{file}:{named_so[0].lineno}: {named} {problem}", remedy)
+
+
+def _is_no_workload(made: ast.ClassDef, tree: ast.Module) -> bool:
+    """True if neither the class nor its bases, all of which are known, have the parts of a workload."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    waiting, names = [made.name], set[str]()
+    while waiting:
+        each = classes.pop(waiting.pop(), None)
+        if each is None or each.keywords or each.decorator_list:
+            return False
+        waiting += [name_of(base) for base in each.bases if name_of(base) not in _OTHER_BASES]
+        for node in ast.walk(each):
+            names |= {
+                str(getattr(node, part, "")) for part in ("name", "id", "attr", "arg", "value")
+            }
+    return not (names & _MAKES_ANOTHER or names >= _PARTS)
+
+
+def _kind(value: ast.expr | None) -> str:
+    """Return the kind of a returned value that is no workload; "" for others."""
+    made = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+    return _MADE_BY.get(made, "") or _NO_WORKLOAD.get(type(value), "")
 
 
 def _reads(node: ast.AST) -> bool:
