@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ddpgen.lint.calls import Script, constant, imported, name_of, warning
@@ -41,6 +41,31 @@ _SETTINGS = [
     "sync_batchnorm", "reload_dataloaders_every_n_epochs", "default_root_dir", "model_registry",
     "enable_autolog_hparams", "prepare_data_per_node", "process_position", "truncated_bptt_steps",
 ]  # fmt: skip
+# The values that Lightning 2.0 to 2.6 know, with those of its plug-ins.
+_VALUES: Mapping[str, Sequence[str]] = {
+    "precision": [
+        "16-mixed", "bf16-mixed", "32-true", "16-true", "bf16-true", "64-true", "16", "32", "64", "bf16",
+        "transformer-engine", "transformer-engine-float16",
+    ],
+    "accelerator": ["auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu", "ipu", "npu", "xpu"],
+    "strategy": [
+        "auto", "ddp", "fsdp", "deepspeed", "single_device", "fsdp_cpu_offload",
+        *(f"ddp{starts}{finds}" for starts in ("", "_spawn", "_fork", "_notebook")
+          for finds in ("", "_find_unused_parameters_false", "_find_unused_parameters_true")),
+        *(f"deepspeed_stage_{stage}" for stage in ("1", "2", "3", "2_offload", "3_offload", "3_offload_nvme")),
+        "xla", "xla_debug", "single_xla", "single_tpu", "tpu_spawn", "tpu_spawn_debug", "hpu_parallel", "hpu_single",
+        "ipu_strategy",
+    ],
+}  # fmt: skip
+_OF_FABRIC = ("dp", "deepspeed_stage_1_offload", "xla_fsdp")
+_OFTEN = {"precision": '"16-mixed", "bf16-mixed" or "32-true"', "accelerator": '"auto"', "strategy": '"ddp" or "fsdp"'}  # fmt: skip
+# Other libraries' names of a precision.
+_PRECISIONS = {
+    **dict.fromkeys(("fp16", "float16", "half", "mixed", "amp"), "16-mixed"),
+    **dict.fromkeys(("bfloat16", "bf16-amp"), "bf16-mixed"),
+    **dict.fromkeys(("fp32", "float32", "float", "full"), "32-true"),
+    **dict.fromkeys(("fp64", "float64", "double"), "64-true"),
+}
 _LIKENESS = 0.85  # of a misspelt setting; a newer one is another word
 _VERSION_1 = re.compile(r"lightning\s*((==|~=|<=?)\s*1\b|[^'\"]*<\s*2\b)")
 _VERSION_2 = re.compile(r"lightning\s*(==|~=|>=)\s*2\b")
@@ -75,12 +100,13 @@ def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
     is_new = _VERSION_2.search(version) or "lightning" in modules
     if is_new and not _VERSION_1.search(version) and not any(map(_OLD.match, names)):
         yield from _settings(script)
+        yield from _values(script)
         yield from _watched(script)
 
 
 def _settings(script: Script) -> Iterator[Conflict]:
     """Yield the settings of Lightning 1, and those that are misspelt."""
-    trainers = _trainers(script)
+    trainers = _trainers(script, "Trainer")
     for call in (call for call in script.calls if ast.unparse(call.func) in trainers):
         for name in (keyword.arg or "" for keyword in call.keywords):
             problem = f"{script.location(call)}: Lightning 2 has no Trainer({name}=)"
@@ -90,8 +116,31 @@ def _settings(script: Script) -> Iterator[Conflict]:
                 yield warning("train.script", problem, did_you_mean(name, _SETTINGS))
 
 
-def _trainers(script: Script) -> set[str]:
-    """Return the expressions that mean Lightning's Trainer, such as `L.Trainer`."""
+def _values(script: Script) -> Iterator[Conflict]:
+    """Yield the constant settings of a Trainer or a Fabric with a value that Lightning does not know."""
+    # Another package may register more accelerators and strategies.
+    closed = imported(script.tree) <= _KNOWN_MODULES and "register" not in script.called
+    names = [*_VALUES] if closed else ["precision"]
+    for kind, more in (("Trainer", ()), ("Fabric", _OF_FABRIC)):
+        classes = _trainers(script, kind)
+        made = [each for each in script.calls if ast.unparse(each.func) in classes]
+        settings = [(each, keyword) for each in made for keyword in each.keywords]
+        for call, setting in settings:
+            value = getattr(script.value_of(setting.value), "value", None)
+            if setting.arg not in names or type(value) not in (str, int):
+                continue
+            known = [*_VALUES[setting.arg], *more]
+            word = str(value).lower() if setting.arg == "strategy" else str(value)
+            if word not in known:
+                problem = f"{script.location(call)}: Lightning has no {setting.arg}={value!r}"
+                remedy = did_you_mean(word, known, f"write {_OFTEN[setting.arg]}")
+                if setting.arg == "precision" and word.lower() in _PRECISIONS:
+                    remedy = f'write "{_PRECISIONS[word.lower()]}"'
+                yield warning("train.script", problem, remedy)
+
+
+def _trainers(script: Script, name: str) -> set[str]:
+    """Return the expressions that mean Lightning's class of this name, such as `L.Trainer`."""
     trainers: set[str] = set()
     for node in script.nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -101,7 +150,7 @@ def _trainers(script: Script) -> set[str]:
                     alias.asname or alias.name,
                 )
                 if full.lstrip(".").startswith(("lightning", "pytorch_lightning")):
-                    trainers.add(own if alias.name == "Trainer" else f"{own}.Trainer")
+                    trainers.add(own if alias.name == name else f"{own}.{name}")
     return trainers
 
 

@@ -85,6 +85,29 @@ class Net(L.LightningModule):
 t = L.Trainer(devices=2, callbacks=[ModelCheckpoint(monitor="val_loss")])
 t.fit(Net())
 """
+
+
+def trainer(settings: str) -> str:
+    """LIGHTNING with more settings of its Trainer."""
+    return LIGHTNING.replace("devices=2", f"devices=2, {settings}")
+
+
+# Values that Lightning knows.
+FINE = [
+    ("precision", "bf16-mixed"),
+    ("precision", "32"),
+    ("precision", 64),
+    ("precision", "transformer-engine"),
+    ("accelerator", "auto"),
+    ("accelerator", "tpu"),
+    ("accelerator", "hpu"),
+    ("strategy", "auto"),
+    ("strategy", "DDP"),
+    ("strategy", "ddp_fork_find_unused_parameters_false"),
+    ("strategy", "deepspeed_stage_3_offload_nvme"),
+    ("strategy", "fsdp_cpu_offload"),
+    ("strategy", "tpu_spawn"),
+]
 # Two arguments of one name, or nearly.
 TWICE = """\
 import argparse
@@ -143,6 +166,16 @@ OTHERWISE = [
     (LIGHTNING.replace("devices", "gpus"), "{}", "train.script", "no Trainer(gpus=); write accelerator"),
     (LIGHTNING.replace("devices=2", "max_epoch=2"), "{}", "train.script", "did you mean max_epochs?"),
     (LIGHTNING.replace('or="val', 'or="valid'), "{}", "train.script", "watches valid_loss"),
+    (trainer("precision='fp16'"), "{}", "train.script", "t.py:6: Lightning has no precision='fp16'; write \"16-mixed\""),
+    (trainer("precision='BF16-mixed'"), "{}", "train.script", "did you mean bf16-mixed?"),
+    (trainer("precision=8"), "{}", "train.script", "Lightning has no precision=8; write"),
+    (trainer("accelerator='cuda:0'"), "{}", "train.script", "Lightning has no accelerator='cuda:0'; did you mean cuda?"),
+    (trainer("accelerator='ddp'"), "{}", "train.script", "Lightning has no accelerator='ddp'; write \"auto\""),
+    (trainer("strategy='ddp_elastic'"), "{}", "train.script", "Lightning has no strategy='ddp_elastic'; write"),
+    (trainer("strategy='dp'"), "{}", "train.script", "Lightning has no strategy='dp'"),
+    (trainer("strategy=S").replace("class", "S = 'zero3'\nclass"), "{}", "train.script", "t.py:7: Lightning has no strategy='zero3'; write \"ddp\""),
+    (trainer("precision='half'").replace("L.Trainer", "L.Fabric"), "{}", "train.script", 'write "16-mixed"'),
+    ("import transformers\n" + trainer("precision='fp16'"), "{}", "train.script", "Lightning has no precision"),
     (twice(_LR), "{}", "train.script", "t.py:5 adds --lr to a parser that has it"),
     (twice('p.add_argument("--rate", "-l")'), "{}", "train.script", "t.py:5 adds -l to a parser"),
     (twice('g.add_argument("--lr")'), "{}", "train.script", "t.py:5 adds --lr to a parser"),
@@ -153,6 +186,15 @@ OTHERWISE = [
     (_IN_FUNCTION.replace("args = read()", "args = read() if old else None"), "{}", "", ""),
     (SUBCOMMANDS.replace("args =", 'e.add_argument("--format")\nargs ='), "[fit]", "train.script", "t.py:9 adds --format"),
     (SUBCOMMANDS, "[--out, x, fit, --epochs, '3']", "", ""),
+    *((trainer(f"{name}={value!r}"), "{}", "", "") for name, value in FINE),
+    *((trainer(f"{name}={value!r}").replace("L.Trainer", "L.Fabric"), "{}", "", "") for name, value in FINE),
+    (trainer("strategy='dp'").replace("L.Trainer", "L.Fabric"), "{}", "", ""),
+    ("import lightning_chips\n" + trainer("strategy='chips', accelerator='chip'"), "{}", "", ""),
+    (trainer("strategy='mine'") + "StrategyRegistry.register('mine', Mine)\n", "{}", "", ""),
+    (trainer("strategy='zero3'").replace("L.Trainer", "Mine"), "{}", "", ""),
+    (trainer("precision='fp16'").replace("lightning", "pytorch_lightning"), "{}", "", ""),
+    (trainer("precision=args.precision, accelerator=pick('x'), strategy=DDPStrategy(), **more"), "{}", "", ""),
+    (trainer("precision=None, accelerator=True"), "{}", "", ""),
     (TWICE, "{}", "", ""),
     (twice('p.add_argument("lr")'), "[--lr=1, '2']", "", ""),
     (twice('p.add_argument("--lr2")'), "{}", "", ""),
