@@ -80,7 +80,7 @@ def _conflicts(reading: Reading, home: Path) -> list[Conflict]:
     conflicts = [
         *code.check(job, home, tier.files(job, home)),
         *program.check(job, home),
-        *lines.check(job),
+        *lines.check(job, home),
         *unwise.conflicts(job, reading.locate),
         *lock.check(job, reading.filename),
         *tier.check(job),

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpgen.bundle import code
 from ddpgen.errors import FileTroubleError
@@ -15,6 +16,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 _SYSTEM = "(/usr/bin/|/bin/)?"
+_NO_PROGRAM = re.compile(r"[/~].*/|/dev/null")
 _MODULE = (
     r"(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)"
 )
@@ -45,6 +47,7 @@ _UNIX = "run sed -i 's/\\r$//' {} in code"
 _SHELL = re.compile(r"(ba|da|k|z)?sh")
 _SHELL_FLAGS = re.compile(r"-[aefhklnpuvx]+")  # those without a value
 _SHELL_OPTIONS = re.compile(r"-[a-zA-Z]+|--[a-z]+|errexit|nounset|pipefail|xtrace")
+_SHELL_LINE = re.compile(rb"#!.*?[/ ]((?:ba|da|k|z)?sh)(?=\s|\Z)")
 _TEXT_FLAG = re.compile(r"-[a-zA-Z]*c")
 # A text of bash that reads the words behind it, or hands them to a file that does.
 _READS_WORDS = re.compile(
@@ -56,6 +59,15 @@ _FILLS_IN = re.compile(
     re.MULTILINE,
 )
 _MOST_BYTES = 1 << 20  # of a file that a person wrote
+
+
+class ShellText(NamedTuple):
+    """A text that a shell reads. `name`: its file, or "". `place`: else the word of the command that it is."""
+
+    name: str
+    place: int
+    shell: str
+    text: str
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -79,7 +91,10 @@ def _program(job: JobSpec) -> Iterator[Conflict]:
     text, first = " ".join(words), words[0]
     started = _STARTERS.sub("", f"{text} ", count=1) if _STARTERS.match(text) else text
     alone = _NO_VARIABLES.match(text) if job.world_size > 1 else None
-    if _LAUNCHER.match(started) and not _ONE_PROCESS.search(text):
+    if _NO_PROGRAM.fullmatch(first):
+        remedy = "name the program, or the file of code"
+        yield Conflict(("train.command",), f"{first} is no program, and cannot be started", remedy)
+    elif _LAUNCHER.match(started) and not _ONE_PROCESS.search(text):
         yield _launcher("train.command")
     elif _ELSEWHERE.fullmatch(first) and not _WAITS.search(text):
         problem = f"{first} ends before what it starts, and then the job is done"
@@ -140,26 +155,31 @@ def _file(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 def _launcher_inside(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """Yield a warning if the text of `bash -c`, or a shell script of `code`, surely starts a launcher in each process."""
-    words, name = job.train.command, ""
-    if job.procs_per_node < 2:
+    read = shell_text(job, home)
+    if read is None or job.procs_per_node < 2 or _AT_TIMES.search(read.text):
         return
-    flag = next((i for i, word in enumerate(words) if _TEXT_FLAG.fullmatch(word)), 0)
-    before = f"{' '.join(words[:flag])} "
-    if flag and _SHELL.match(posixpath.basename(_STARTERS.sub("", before, count=1).split(" ")[0])):
-        text = "".join(words[flag + 1 : flag + 2])
-    else:
-        script = _read_by_shell(words) or words[0]
-        name = "" if job.train.workdir or script.startswith(("/", "~")) else script
-        if not name or ("/" not in name and name == words[0]):
-            return
-        path = posixpath.normpath(name)
-        file = code.find(job.code, home, path).get(path)
-        text = _text(file).decode("utf-8", "replace") if file and file.suffix in (".sh", "") else ""
-    launcher = next(filter(None, map(_LAUNCHING.fullmatch, _commands(text))), None)
-    if launcher and not _AT_TIMES.search(text):
-        problem = f"{name or 'its text'} starts {launcher[2].split()[0]}, and each process of the job would do so"
+    if launcher := next(filter(None, map(_LAUNCHING.fullmatch, _commands(read.text))), None):
+        problem = f"{read.name or 'its text'} starts {launcher[2].split()[0]}, and each process of the job would do so"
         remedy = "start the training itself there, like python3 train.py, or write script: train.py"
         yield warning("train.command", problem, remedy)
+
+
+def shell_text(job: JobSpec, home: Path) -> ShellText | None:
+    """Return what a shell reads: the text of `bash -c`, or a shell script of `code`; None without one."""
+    words = job.train.command
+    flag = next((i for i, word in enumerate(words) if _TEXT_FLAG.fullmatch(word)), 0)
+    shell, *options = _STARTERS.sub("", f"{' '.join(words[:flag])} ", count=1).split() or [""]
+    if _SHELL.fullmatch(posixpath.basename(shell)) and all(map(_SHELL_OPTIONS.fullmatch, options)):
+        return ShellText("", flag + 1, shell, "".join(words[flag + 1 : flag + 2]))
+    name = _read_by_shell(words) or (words[0] if words and "/" in words[0] else "")
+    if not name or job.train.workdir or name.startswith(("/", "~")):
+        return None
+    path = posixpath.normpath(name)
+    file = code.find(job.code, home, path).get(path)
+    text = _text(file) if file else b""
+    line = _SHELL_LINE.match(text)
+    shell = words[0] if name != words[0] else line[1].decode() if line else ""
+    return ShellText(name, 0, shell, text.decode("utf-8", "replace")) if shell else None
 
 
 def _commands(text: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The spec's own lines of bash (`activate`, `setup`) and words for ssh, read by `bash -n` and `ssh -G` before a launch.
+"""The spec's own lines of bash (`activate`, `setup`), a command's shell script and words for ssh, before a launch.
 
-Runs bash or ssh only if the spec has such lines or words, and this machine has the program. Nothing of the lines is
-run, no host is asked, and ssh reads no file of the user.
+`bash -n` and `ssh -G` read them. Runs bash or ssh only if the spec has such lines or words, and this machine has the
+program. Nothing of the lines is run, no host is asked, and ssh reads no file of the user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from ddpgen.lint import commands
+from ddpgen.lint.calls import warning
 from ddpgen.spec import ssh
 from ddpgen.spec.bashlines import lists_of
 from ddpgen.spec.job import JobSpec
@@ -41,6 +44,8 @@ _TRAPS = (
 )
 # The lines may turn on extglob, and `bash -n` does not run that command.
 _BASH = ("bash", "--norc", "--noprofile", "-O", "extglob", "-n")
+_LIKE_BASH = re.compile(r"(\S*/)?(ba|da)?sh")
+_EXIT = re.compile(r"^exit\b", re.MULTILINE)
 # ssh takes the first value of a -o, and the last one of a letter. With the first word it asks no name server.
 _SSH_BEFORE = ("ssh", "-o", "CanonicalizeHostname=no")
 _SSH_AFTER = ("-F", "/dev/null", "-E", "/dev/stderr", "-T", "-G", "--", "host")
@@ -51,9 +56,13 @@ _NO_VALUE_OF_SSH = re.compile(
 )
 
 
-def check(job: JobSpec) -> Iterator[Conflict]:
-    """Yield the faults of the lines of bash, and the fault that ssh finds in its words."""
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the faults of the lines of bash and of a command's shell script, and the fault that ssh finds in its words.
+
+    `home`: the spec's directory.
+    """
     yield from _bash(job)
+    yield from _of_command(job, home)
     words = getattr(job, "ssh_options", ())
     if words and not any(ssh.options_faults(words)) and (fault := _ssh_fault(words)):
         yield Conflict(
@@ -82,6 +91,24 @@ def _bash(job: JobSpec) -> Iterator[Conflict]:
                 "correct it; the lines of one list are one script",
                 fatal=sys.platform != "darwin",  # macOS has an older bash than the hosts
             )
+
+
+def _of_command(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """Yield the fault that bash finds in the text of `bash -c`, or in the shell script of `code` that a command starts."""
+    read = commands.shell_text(job, home) if job.train.command else None
+    # Another rule names the line ends of Windows.
+    if read is None or not _LIKE_BASH.fullmatch(read.shell) or re.search("\0|\r\n", read.text):
+        return
+    number, words = _fault(read.text) or (0, "")
+    # Behind an `exit`, a script may hold anything.
+    if not words or _EXIT.search("\n".join(read.text.splitlines()[: number - 1])):
+        return
+    problem, remedy = f"is no bash: {words}", "correct it"
+    if read.name:
+        yield warning("train.command", f"{read.name}:{number} {problem}", remedy)
+    else:
+        fields = (f"train.command[{read.place}]", "train.command")
+        yield Conflict(fields, problem, remedy, fatal=sys.platform != "darwin")
 
 
 def _entry(lines: Sequence[str], number: int) -> int:

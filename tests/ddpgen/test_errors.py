@@ -237,6 +237,11 @@ SCRIPTS = [
         for command, expected in scripts.FILES
         if expected
     ),
+    *(
+        (command, f"code: code\n{scripts.with_command(command)}", "")
+        for command, text, field, _ in scripts.BASH
+        if field and not text
+    ),
     ("{newest}", scripts.with_args("{a: '{newest}'}"), scripts.saving("path")),
     ("only by --resume", scripts.with_args("{}"), scripts.RESUMES),
     *(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpgen.lint import lines
 from ddpgen.lint.own_script import outline
 from ddpgen.lint.program import check
 from ddpgen.spec.job import PointProgram
@@ -1348,6 +1349,12 @@ COMMANDS = [
     ("[uv, run, accelerate, launch, t.py]", "is a launcher"),
     ("[bash, -c, 'cd x && torchrun --nproc-per-node=4 t.py']", "its text starts torchrun"),
     ("[env, A=1, bash, -ec, srun python3 t.py]", "its text starts srun"),
+    ("[/opt/app/bin/, --lr, '0.1']", "/opt/app/bin/ is no program"),
+    ("[/dev/null]", "/dev/null is no program"),
+    ("[~/bin/]", "~/bin/ is no program"),
+    ("[/opt/my.app]", ""),
+    ("[bash, x.sh, -c, torchrun t.py]", ""),
+    ("[/opt/app/bin/x, ./, /dev/null]", ""),
     ("[uv, run, accelerate, launch, --num_processes=1, t.py]", ""),
     ("[uv, run, ./torchrun.sh]", ""),
     ("[bash, -c, 'python t.py --launcher torchrun']", ""),
@@ -1406,6 +1413,7 @@ FILES = [
         "[./accelerate.sh]",
         "./accelerate.sh starts accelerate, and each process of the job would do so",
     ),
+    ("[./exec.sh]", "./exec.sh starts torchrun, and each process of the job would do so"),
     ("[./one.sh]", ""),
     ("[./at-times.sh]", ""),
     ("[./says.sh]", ""),
@@ -1424,9 +1432,65 @@ def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
     assert found == ([expected] if expected else [])
 
 
+# A command, the text of t.sh, and bash's words on its fault; "" without one.
+BASH = [
+    ("[bash, -c, 'for i in 1 2; ./x; done']", "", "train.command[2]", "is no bash: syntax error near unexpected token `./x'"),
+    ("[bash, -ec, './x \"a']", "", "train.command[2]", "is no bash: unexpected EOF while looking for"),
+    ("[/bin/sh, -c, './x (']", "", "train.command[2]", "is no bash: syntax error"),
+    ("[env, A=1, bash, -c, './x )']", "", "train.command[4]", "is no bash: syntax error"),
+    ("[apptainer, exec, /x.sif, bash, -c, './x )']", "", "train.command[5]", "is no bash: syntax error"),
+    ("[bash, t.sh]", "if true; then\n  ./x\n", "train.command", "t.sh:3 is no bash: syntax error: unexpected end of file"),
+    ("[bash, t.sh]", "if true; then\n  ./x\nendif\n", "train.command", "t.sh:4 is no bash"),
+    ("[bash, -e, ./t.sh, --lr=1]", "import os\nprint(os.environ['A'])\n", "train.command", "./t.sh:2 is no bash: syntax error near"),
+    ("[./t.sh]", "#!/usr/bin/env bash\nif true; then\n", "train.command", "./t.sh:3 is no bash"),
+    ("[./t.sh]", "#!/bin/sh -eu\n./x (\n", "train.command", "./t.sh:2 is no bash"),
+    ("[./t.sh]", "#!/bin/bash\nexec ./x (\n", "train.command", "./t.sh:2 is no bash"),
+    ("[bash, -c, 'for i in 1 2; do ./x; done']", "", "", ""),
+    ("[bash, -c, 'shopt -s extglob; ./x !(a|b)']", "", "", ""),
+    ("[bash, -c, './x \"$@\" <(y) {job} [[ ']", "", "", ""),
+    ("[bash, -c]", "", "", ""),
+    ("[bash, ./x.sh, -c, 'a (b']", "", "", ""),
+    ("[zsh, -c, 'for i (1 2) ./x']", "", "", ""),
+    ("[fish, -c, 'for i in 1 2; ./x; end']", "", "", ""),
+    ("[docker, run, -e, RANK, image, bash, -c, 'a (b']", "", "", ""),
+    ("[./x, -c, 'a (b']", "", "", ""),
+    ("[bash, t.sh]", "./x\n", "", ""),
+    ("[bash, t.sh]", "", "", ""),
+    ("[bash, /opt/t.sh]", "if\n", "", ""),
+    ("[zsh, t.sh]", "for i (1 2) ./x\n", "", ""),
+    ("[./t.sh]", "#!/bin/zsh\nfor i (1 2) ./x\n", "", ""),
+    ("[./t.sh]", "#!/usr/bin/env python3\nprint('a')\n", "", ""),
+    ("[./t.sh]", "#!/opt/sh-env/bin/python3\nif (1): print('a')\n", "", ""),
+    ("[./t.sh]", "#!/usr/bin/perl\nprint(\"a\") if (1);\n", "", ""),
+    ("[bash, t.sh]\n  workdir: /opt/x", "if\n", "", ""),
+    ("[bash, t.sh]", "tail -n +3 $0 | tar x\nexit 0\n(((\n", "", ""),
+    ("[bash, t.sh]", "tail -n +2 $0 | tar x; exec ./x\n(\0(\n", "", ""),
+    ("[bash, t.sh]", "if true; then\r\n  ./x\r\nfi\r\n", "", ""),
+    ("[bash, t.sh]", "cat <<EOF\n(\n", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "text", "field", "words"), BASH)
+def test_what_a_command_gives_to_bash_is_bash(
+    command: str, text: str, field: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/t.sh").write_text(text, newline="")
+    job = read(f"code: code\n{with_command(command)}".encode(), "a.yaml")["local"].job
+    found = list(lines.check(job, tmp_path))
+    assert [each.fields[0] for each in found] == ([field] if field else [])
+    assert all(each.problem.startswith(words) for each in found)
+    assert all(each.fatal == ("[" in field) for each in found)
+
+
 def write_programs(place: Path) -> None:
     (place / "code").mkdir(exist_ok=True)
     for name, mode, text in (
+        (
+            "exec.sh",
+            0o755,
+            '#!/bin/bash\nexec torchrun --standalone --nproc-per-node=2 t.py "$@"\n',
+        ),
         ("a.sh", 0o755, "#!/bin/sh\n./train --data $1\n"),
         ("b.sh", 0o644, ""),
         ("no-line.sh", 0o755, "./train\n"),
