@@ -29,7 +29,7 @@ _LOCAL_RANK = ("--local_rank", "--local-rank")
 _READ_LOCAL_RANK = 'no value is right for all processes: have it read int(os.environ["LOCAL_RANK"])'
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """A word that the spec gives the script, at `field`.
 
     `option`: its name without `--`; "" for a word that is no option. `value`: the value of the option, or the whole
@@ -42,7 +42,7 @@ class _Given(NamedTuple):
     joined: bool = False
 
 
-def given_words(train: Train) -> Iterator[_Given]:
+def given_words(train: Train) -> Iterator[Given]:
     """Yield the words of `args`, whether a list or a mapping, and of `resume.args`."""
     args = train.args
     if isinstance(args, Mapping):
@@ -61,11 +61,11 @@ def given_words(train: Train) -> Iterator[_Given]:
             name, joined, value = word.partition("=")
             following = group[i + 1][1] if i + 1 < len(group) else "--"
             if not name.startswith("--"):
-                yield _Given(field, "", word)
+                yield Given(field, "", word)
             elif joined:
-                yield _Given(field, name[2:], value, True)
+                yield Given(field, name[2:], value, True)
             else:
-                yield _Given(field, name[2:], None if following.startswith("--") else following)
+                yield Given(field, name[2:], None if following.startswith("--") else following)
 
 
 def numbered_words(train: Train) -> list[tuple[str, object]]:
@@ -180,7 +180,7 @@ def _dropped(name: str, options: Options, script: str) -> tuple[str, str]:
     return f"{script} has no option --{name}, and drops it silently", f"did you mean {meant}?"
 
 
-def _value_fault(given: _Given, option: Option, script: str) -> tuple[str, str]:
+def _value_fault(given: Given, option: Option, script: str) -> tuple[str, str]:
     """Return why argparse cannot take the option's value, and the remedy; two "" if it can."""
     name, value = given.option, given.value
     if option.flag and given.joined:
@@ -219,7 +219,7 @@ def _reading_fault(value: str, option: Option, name: str, script: str) -> tuple[
     return "", ""
 
 
-def _setting_fault(given: _Given, script: Script) -> tuple[str, str]:
+def _setting_fault(given: Given, script: Script) -> tuple[str, str]:
     """Return why nanoGPT's configurator refuses the word, and the remedy; two "" if it does not, or for other loops."""
     name, value, default = given.option, given.value or "", script.settings.get(given.option)
     one_word, same_type = _of_configurator(script)

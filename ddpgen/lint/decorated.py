@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
-from ddpgen.lint.arguments import compare, given_words
+from ddpgen.bundle import code
+from ddpgen.errors import FileTroubleError
+from ddpgen.lint.arguments import Given, compare, given_words
 from ddpgen.lint.calls import Script, constant, imported, name_of, text_of, warning
 from ddpgen.lint.parser import Option, Options
+from ddpgen.lint.source import python_file
+from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
@@ -16,6 +23,10 @@ _OF_HYDRA = (
     "help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion",
     "config-path", "config-name", "config-dir", "experimental-rerun", "info",
 )  # fmt: skip
+_OVERRIDE = re.compile(r"[^=]*=|[-~]|$")
+# Words by which hydra finds its configuration elsewhere.
+_ELSEWHERE = {"config-path", "config-dir", "-cp", "-cd", "-cn", "hydra.searchpath"}
+_OTHER_CONFIG = re.compile(rb"ConfigStore|hydra_zen|SearchPath")
 # Decorators that leave a command's options as they are.
 _HARMLESS = {"command", "pass_context", "version_option", "help_option", "record"}
 _NUMBERS: Mapping[str, type[int | float]] = {
@@ -28,19 +39,26 @@ _NUMBERS: Mapping[str, type[int | float]] = {
 _UNUSUAL = {"cls", "callback", "flag_value", "prompt", None}
 
 
-def check(job: JobSpec, script: Script) -> Iterator[Conflict]:
-    """Yield the options that the script does not have, and the values that it cannot take."""
+def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
+    """Yield the options that the script does not have, and the values that it cannot take. `home`: the spec's directory."""
     modules, argv = imported(script.tree), (n for n in script.nodes if isinstance(n, ast.Attribute))  # fmt: skip
     if "ArgumentParser" in script.called or any(node.attr == "argv" for node in argv):
         return
     if "click" in modules and (options := _options_of(script)):
         yield from compare(job.train, script, options)
-    elif "hydra" in modules and any(ast.unparse(d).startswith("hydra.main") for _, d in _decorators(script)):  # fmt: skip
-        yield from _of_hydra(job, script)
+    elif "hydra" in modules:
+        mains = [d for _, d in _decorators(script) if ast.unparse(d).startswith("hydra.main")]
+        if mains:
+            yield from _of_hydra(job, script)
+        if len(mains) == 1 and isinstance(mains[0], ast.Call):
+            yield from _config(job, script, mains[0], home)
 
 
 def _of_hydra(job: JobSpec, script: Script) -> Iterator[Conflict]:
-    for given in given_words(job.train):
+    """Yield the first word that hydra does not take."""
+    words = [*given_words(job.train)]
+    for before, given, after in zip([None, *words], words, [*words[1:], None], strict=False):
+        word = given.value or ""
         if given.option and not any(name.startswith(given.option) for name in _OF_HYDRA):
             word = f"{given.option}={'true' if given.value is None else given.value}"
             problem = f"{script.name} is run by hydra, which has no option --{given.option}"
@@ -48,6 +66,55 @@ def _of_hydra(job: JobSpec, script: Script) -> Iterator[Conflict]:
             remedy = f"write args as a list of words: {word}"
             yield warning(given.field, problem, f"write --{own}" if own in _OF_HYDRA else remedy)
             return
+        if given.option or _OVERRIDE.match(word) or (before and _may_take_value(before)):
+            continue
+        problem = f"{script.name} is run by hydra, and {word} is no override"
+        value = (after.value if after and not after.option else None) or "VALUE"
+        value = "VALUE" if _OVERRIDE.match(value) else value
+        yield warning(given.field, problem, f"write {word}={value} as one word")
+        return
+
+
+def _may_take_value(given: Given) -> bool:
+    """True for an option that is not joined with its value."""
+    short = (given.value or "").startswith("-") and "=" not in (given.value or "")
+    return not given.joined if given.option else short
+
+
+def _config(job: JobSpec, script: Script, main: ast.Call, home: Path) -> Iterator[Conflict]:
+    """Yield a warning if `code` lacks the directory of hydra's configuration, or its primary file."""
+    given = dict(zip(("config_path", "config_name"), main.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in main.keywords if keyword.arg}
+    folder, name = constant(given.get("config_path")), constant(given.get("config_name"))
+    words = {w.option or str(w.value).partition("=")[0]: w for w in given_words(job.train)}
+    field = "train.script"
+    if "config-name" in words:
+        field, name = words["config-name"].field, words["config-name"].value or ""
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(job.train.user_file), folder))
+    elsewhere = _ELSEWHERE & words.keys() or ":" in folder or place.startswith(("/", ".."))
+    beside, files = python_file(job, home), _files(job, home)
+    if not folder or not name or elsewhere or "{" in name or not beside or files is None:
+        return
+    in_folder = [posixpath.relpath(each, place) for each in files if each.startswith(f"{place}/")]
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    if in_folder and file not in in_folder:
+        known = [each.removesuffix(".yaml") for each in in_folder if each.endswith(".yaml")]
+        problem = f"hydra looks for {file} in {folder}, and code has no such file"
+        remedy = did_you_mean(name, sorted(known), "create it, or correct the name")
+        yield warning(field, problem, remedy)
+    elif not in_folder and (beside.parent / folder).is_dir():
+        problem = f"{script.name} reads its configuration from {folder}, which is not in code ({', '.join(job.code)})"
+        yield warning("code", problem, "add it, or name the directory")
+
+
+def _files(job: JobSpec, home: Path) -> Iterable[str] | None:
+    """Return the files of `code`; None if one of them may give hydra a configuration without a file."""
+    try:
+        files = code.find(job.code, home, ".")
+        python = [file.read_bytes() for name, file in files.items() if name.endswith(".py")]
+    except (FileTroubleError, OSError):
+        return None
+    return None if any(map(_OTHER_CONFIG.search, python)) else files
 
 
 def _decorators(script: Script) -> Iterator[tuple[ast.FunctionDef, ast.expr]]:

@@ -97,7 +97,7 @@ def _check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from trainer_settings.check(job, script)
     yield from lightning.check(job, script)
     yield from subcommands.check(job, script)
-    yield from decorated.check(job, script)
+    yield from decorated.check(job, script, home)
 
 
 def _words(train: Train) -> Iterator[Conflict]:

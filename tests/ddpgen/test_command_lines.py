@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpgen.lint.program import check
+from ddpgen.tiers.registry import read
 from tests.ddpgen.test_read_script import told
 
 SUBCOMMANDS = """\
@@ -159,6 +161,10 @@ OTHERWISE = [
     (CLICK, "{epochs: 3}", "train.args", "wants learning-rate"),
     (CLICK, "{learning-rate: 1, amp: 1}", "train.args.amp", "takes no value"),
     (HYDRA, "{lr: 0.1}", "train.args.lr", "write args as a list of words: lr=0.1"),
+    (HYDRA, "[lr, '0.003']", "train.args[0]", "lr is no override; write lr=0.003 as one word"),
+    (HYDRA, "[steps=2, lr]", "train.args[1]", "lr is no override; write lr=VALUE as one word"),
+    (HYDRA, "[--config-name, other, fast, lr=1]", "train.args[2]", "fast is no override; write fast=VALUE"),
+    (HYDRA, "[--config-name=other, fast]", "train.args[1]", "fast is no override"),
     (HYDRA, "[lr=1, --config_name=a]", "train.args[1]", "write --config-name"),
     (INLINE, "{learning_rate: 1}", "train.args.learning_rate", "is no float"),
     (INLINE, "{compile: true}", "train.args.compile", "args_style: equals"),
@@ -229,6 +235,10 @@ OTHERWISE = [
     (CLICK.replace("@click.command()", "@click.group()"), "{x: 3}", "", ""),
     (CLICK.replace("@click.option(\"--amp", "@more\n@click.option(\"--amp"), "{x: 3}", "", ""),
     (HYDRA, "[lr=0.1, --config-name, other, --multi]", "", ""),
+    (HYDRA, "[+lr=1, ++a.b=2, ~model, ~a=1, 'list=[1, 2]', db@x=y, 'text=', -m, 'lr=1,2']", "", ""),
+    (HYDRA, "[-cn, other, -cp, conf, -c, job, -p, model, --info, all]", "", ""),
+    (f"sys.argv = f()\n{HYDRA}", "[lr, '1']", "", ""),
+    (HYDRA.replace("@hydra.main", "@mine"), "[lr, '1']", "", ""),
     (f"sys.argv = f()\n{HYDRA}", "{lr: 0.1}", "", ""),
     (INLINE, "{learning_rate: 1.0, compile: true}\n  args_style: equals", "", ""),
     (INLINE.replace("attempt = val", "attempt = float(val)"), "{learning_rate: 1}", "", ""),
@@ -249,3 +259,57 @@ def test_a_command_line_that_the_script_reads_otherwise(
     found = told(tmp_path, text, args)
     assert [each.where for each in found] == ([field] if field else [])
     assert all(words in each.text for each in found)
+
+
+_STORES = "from hydra.core.config_store import ConfigStore\n"
+# The files below app/, `code`, the words of args, and the warning's field and words; "" without one.
+CONFIGS = [
+    ("conf/config.yaml", "app", "[--config-name=slow]", "train.args[0]", "hydra looks for slow.yaml in conf, and code has"),
+    ("conf/config.yaml conf/fast.yaml", "app", "[lr=1, --config-name, fasst]", "train.args[1]", "did you mean fast?"),
+    ("conf/other.yaml", "app", "[lr=1]", "train.script", "hydra looks for config.yaml in conf"),
+    ("conf/config.yaml", "[app/t.py]", "[lr=1]", "code", "t.py reads its configuration from conf, which is not in code"),
+    ("conf/config.yaml", "app", "[lr=1]", "", ""),
+    ("conf/config.yaml conf/sub/slow.yaml", "app", "[--config-name=sub/slow]", "", ""),
+    ("conf/config.yaml conf/slow.yml", "app", "[--config-name=slow.yml]", "", ""),
+    ("conf/config.yaml conf/slow.yaml", "app", "[--config-name=slow.yaml]", "", ""),
+    ("conf/config.yaml", "app", "[--config-dir=/data/conf, --config-name=slow]", "", ""),
+    ("conf/config.yaml", "app", "[-cp, /data/conf, --config-name=slow]", "", ""),
+    ("conf/config.yaml", "app", "['hydra.searchpath=[file:///x]', --config-name=slow]", "", ""),
+    ("conf/config.yaml", "app", "['--config-name={job}']", "", ""),
+    ("conf/other.yaml store.py", "app", "[lr=1]", "", ""),
+    ("", "app", "[lr=1]", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "code", "args", "field", "words"), CONFIGS)
+def test_the_configuration_of_hydra_is_in_code(
+    files: str, code: str, args: str, field: str, words: str, tmp_path: Path
+) -> None:
+    for name in ("t.py", *files.split()):
+        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "app" / name).write_text(HYDRA if name == "t.py" else _STORES)
+    spec = f"name: a\ncode: {code}\ntrain:\n  script: t.py\n  args: {args}\n"
+    found = list(check(read(spec.encode(), "a.yaml")["local"].job, tmp_path))
+    assert [each.fields[0] for each in found] == ([field] if field else [])
+    assert all(words in f"{each.problem}; {each.remedy}" for each in found)
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        'config_path=None, config_name="slow"',
+        'config_path="conf"',
+        'config_path=place, config_name="slow"',
+        'config_path="/data/conf", config_name="slow"',
+        'config_path="pkg://conf", config_name="slow"',
+        'config_path="../../conf", config_name="slow"',
+        '"conf", "config"',
+    ],
+)
+def test_a_configuration_of_hydra_may_be_elsewhere(decorator: str, tmp_path: Path) -> None:
+    (tmp_path / "code/conf").mkdir(parents=True)
+    (tmp_path / "code/conf/config.yaml").touch()
+    text = HYDRA.replace('config_path="conf", config_name="config"', decorator)
+    assert told(tmp_path, text, "[lr=1]") == []
+    if decorator.startswith('"'):
+        assert len(told(tmp_path, text.replace('"config"', '"slow"'), "[lr=1]")) == 1

@@ -174,6 +174,7 @@ SPECS: list[tuple[str, str | bytes]] = [
     ),
 ]
 # The same for what the text of a script, or of its arguments, gives away.
+HYDRA = test_command_lines.HYDRA.replace('"conf"', '"confs"')
 SCRIPTS = [
     *((text, spec, text) for spec, text, *_ in scripts.NOT_THERE if "\0" not in text),
     *((text, spec, text) for spec, text, _ in scripts.NO_PYTHON[:1]),
@@ -236,6 +237,10 @@ SCRIPTS = [
         (command, f"code: code\n{scripts.with_command(command)}", "")
         for command, expected in scripts.FILES
         if expected
+    ),
+    *(
+        (f"hydra with code: {code}", scripts.with_args("[a=1]").replace(": code", f": {code}"), HYDRA)
+        for code in ("code", "[code/t.py]")
     ),
     *(
         (command, f"code: code\n{scripts.with_command(command)}", "")
@@ -316,6 +321,8 @@ def test_the_text_of_every_error(
     test_requirement_files.write(tmp_path)
     scripts.write_programs(tmp_path)
     test_outside.write(tmp_path)
+    (tmp_path / "code/confs").mkdir()
+    (tmp_path / "code/confs/fast.yaml").touch()
     files = {inspect.getfile(module): module for module in MODULES}
     ran = makers_that_run(monkeypatch)
     text = ""
