@@ -25,7 +25,7 @@ from ddpgen.spec.rules import Conflict
 _DEFINES_ANY = re.compile(
     rb"\b(__dict__|__getattr__|eval|exec|globals|locals|setattr|vars)\b|\bsys\b.*\bmodules\b|\bimport[\s\\]*\*"
 )
-_SETS_PACKAGE = re.compile(rb"__(package|path|spec)__|__name__\W*=[^=]")
+_SETS_PACKAGE = re.compile(rb"__(package|path|spec)__|__name__[^\w=]*=(?!=)")
 # The types of values that fit an annotation, and these values in words.
 _ANNOTATIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

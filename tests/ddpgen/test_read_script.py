@@ -357,6 +357,11 @@ SURPRISES = [
     ("train()\n", "train.script", "t.py saves nothing"),
     ("import os\nfrom . import loop\n", "train.script", "t.py:2: from . import loop fails"),
     ("from .nets import Net\n", "train.script", "t.py:1: from .nets import Net fails"),
+    (
+        "from .nets import f\nif __name__ == '__main__':\n  f()\n",
+        "train.script",
+        "t.py:1: from .nets import f",
+    ),
     ("from ..nets import *\n", "train.script", "t.py:1: from ..nets import * fails"),
     (
         "t = Trainer(m, TrainingArguments(save_strategy='no'))\n",
@@ -425,6 +430,8 @@ def test_what_may_surprise(text: str, field: str, word: str, tmp_path: Path) -> 
         "try:\n  from . import loop\nexcept ImportError:\n  import loop\n",
         "if __package__:\n  from . import loop\n",
         "if not __package__:\n  __package__ = 'x'\nfrom . import loop\n",
+        "__name__ = 'x.t'\nfrom . import loop\n",
+        "globals()['__name__'] = 'x.t'\nfrom . import loop\n",
         "__path__ = ['.']\nfrom . import loop\n",
         "if TYPE_CHECKING:\n  from . import loop\n",
         "def f():\n  from .nets import Net\n",
