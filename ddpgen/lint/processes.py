@@ -62,6 +62,8 @@ def _of_group(script: Script) -> Iterator[Conflict]:
     own = {node.name for node in script.nodes if isinstance(node, ast.FunctionDef)}
     modules, tries = imported(script.tree), (n for n in script.nodes if isinstance(n, ast.Try))
     caught = script.below(n for n in tries if n.handlers)
+    # Other modules may bring a backend.
+    closed = modules <= PLAIN_MODULES and "register_backend" not in script.called
     for call in script.calls:
         is_group = name_of(call.func) == "init_process_group" and "init_process_group" not in own
         if not is_group or "torch" not in modules or call in caught:
@@ -75,7 +77,7 @@ def _of_group(script: Script) -> Iterator[Conflict]:
             seconds = ast.unparse(timeout)
             problem = f"{place}: the timeout {seconds} is a number, and torch wants a timedelta"
             yield warning("train.script", problem, f"write timedelta(seconds={seconds})")
-        words = [*_words(backend, script)] if backend and modules <= PLAIN_MODULES else []
+        words = [*_words(backend, script)] if backend and closed else []
         for word in words:
             if word not in _BACKENDS and not _OTHER_BACKEND.fullmatch(word):
                 problem = f"{place}: torch has no backend {word}"

@@ -1004,6 +1004,7 @@ PROCESSES = [
     ("", f"{_STATE}dist.init_process_group('')\n", "", ""),
     ("", f"{_STATE}dist.init_process_group('hccl')\n", "", ""),
     ("", f"import maker_of_chips\n{_STATE}dist.init_process_group('chip')\n", "", ""),
+    ("", f"{_STATE}dist.Backend.register_backend('mock', f)\ndist.init_process_group('mock')\n", "", ""),
     ("", f"{_STATE}b = 'glo'\nb = pick(b)\ndist.init_process_group(b)\n", "", ""),
     ("", f"{_STATE}try: dist.init_process_group('ucx')\nexcept ValueError: f()\n", "", ""),
     ("procs_per_node: 8", _TRAINS, "train.script", "t.py uses no torch.distributed"),
