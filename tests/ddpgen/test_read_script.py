@@ -243,7 +243,7 @@ def test_syntax_that_python_does_not_know_here_is_a_warning(
         "~/cpython-3.99.1-linux/bin/python",
     ):
         assert conflicts(tmp_path, f"{spec}python: {interpreter}\n", text) == []
-    for interpreter in ("python3.8", "/opt/v33.99/bin/python", "/opt/x-1.3.99/bin/python"):
+    for interpreter in ("python3.10", "/opt/v33.99/bin/python", "/opt/x-1.3.99/bin/python"):
         assert len(conflicts(tmp_path, f"{spec}python: {interpreter}\n", text)) == 1
 
 
