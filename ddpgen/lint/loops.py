@@ -68,6 +68,7 @@ def check(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
     if job.on_gpus and not asks and source.is_closed(job, home, _TAKES_DEVICE, *_HARMLESS):
         problem = f"{script.name} moves nothing to a GPU, so the job's GPUs stay idle"
         yield warning("train.script", problem, 'write .to("cuda"), or leave out gpus_per_node')
+    yield from _loaders(script)
     if job.world_size > 1:
         yield from _waits_alone(script)
         if _PARALLEL & script.called.keys() and not _FRAMEWORKS & imported(script.tree):
@@ -241,6 +242,30 @@ def _data(job: JobSpec, script: Script, home: Path) -> Iterator[Conflict]:
             problem = f"{script.location(call)}: each of {job.world_size} processes goes over all of the data"
             yield warning("train.script", problem, "give the DataLoader a DistributedSampler")
             return
+
+
+def _loaders(script: Script) -> Iterator[Conflict]:
+    """Yield the DataLoader of torch that refuses its own arguments."""
+    modules = {n.module for n in script.nodes if isinstance(n, ast.ImportFrom) and any(a.name == "DataLoader" for a in n.names)}  # fmt: skip
+    for call in script.calls:
+        is_torchs = modules == {"torch.utils.data"} or ast.unparse(call.func).startswith("torch.")
+        if name_of(call.func) != "DataLoader" or not is_torchs or call in script.at_times:
+            continue
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        workers = given.get("num_workers", "?" if None in given or len(call.args) > 5 else "0")
+        faults = {
+            "sampler and shuffle=True": given.get("sampler", "None") != "None" and given.get("shuffle") == "True",
+            f"num_workers={workers}": re.fullmatch(r"-\d+", workers),
+            "persistent_workers without num_workers": workers == "0" and given.get("persistent_workers") == "True",
+            "prefetch_factor without num_workers": workers == "0" and given.get("prefetch_factor", "").isdecimal(),
+        }  # fmt: skip
+        for fault in (fault for fault, is_told in faults.items() if is_told):
+            problem = f"{script.location(call)}: DataLoader refuses {fault}"
+            yield warning(
+                "train.script",
+                problem,
+                "leave one of them out" if "and" in fault else "write num_workers, 1 or more",
+            )
 
 
 def _is_unused(script: Script, sampler: ast.Call) -> bool:

@@ -42,6 +42,22 @@ TOLD = [
     (SLURM, f"{TRAINS}assert dist.get_world_size() == 8\n", "t.py:6 wants 8 processes, and the job has 2"),
     (SLURM, f"{TRAINS}assert dist.get_world_size() == 2\n", ""),
     (SLURM, f"{TRAINS}import pdb; pdb.set_trace()\n", "set_trace() ends it"),
+    *(
+        (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}loader = DataLoader(data, {arguments}, pin_memory=True)\n{LOOP}", told)
+        for arguments, told in (
+            ("sampler=s, shuffle=True", "DataLoader refuses sampler and shuffle=True"),
+            ("sampler=s, num_workers=-1", "DataLoader refuses num_workers=-1"),
+            ("sampler=s, persistent_workers=True", "DataLoader refuses persistent_workers without"),
+            ("sampler=s, num_workers=0, prefetch_factor=4", "DataLoader refuses prefetch_factor without"),
+            ("sampler=None, batch_sampler=b, prefetch_factor=None, persistent_workers=False", ""),
+            ("sampler=s, shuffle=(s is None), prefetch_factor=2, num_workers=n", ""),
+            ("8, False, s, None, 4, prefetch_factor=2, persistent_workers=True", ""),
+            ("sampler=s, persistent_workers=True, **more", ""),
+        )
+    ),
+    (SLURM, f"from torch_geometric.loader import DataLoader\n{TRAINS}l = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
+    (SLURM, f"import torch\n{TRAINS}l = torch.utils.data.DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", "DataLoader refuses"),
+    (SLURM, f"{TRAINS}l = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "shuffle=True"), "t.py:6: no DataLoader gets the sampler"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "32, drop_last=True").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), "no DataLoader gets"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "batch_sampler=B(sampler, 4)").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), ""),
