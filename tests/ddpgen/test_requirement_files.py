@@ -44,6 +44,18 @@ FILES = {
     "bom.txt": "\ufefftorch=2.13.0\n",
     "x-1-py3-none-any.whl": "numpy\n",
     "short.txt": "-e ./own[all]\n-e git+https://github.com/me/own@v1\n-U torch==2.13.0\n",
+    "environment.txt": "name: torch\nchannels:\n  - nvidia\ndependencies:\n  - pytorch=2.13\n",
+    "dependencies.txt": "dependencies:\n  - python=3.11\n",
+    "project.txt": '[project]\ndependencies = ["torch==2.13.0"]\n',
+    "pip.lock.txt": '[[package]]\nname = "numpy"\n',
+    "faults.txt": "numpy==2.2.6# pinned\nnumpy==2.2.6; python < '3.12'\nnumpy==2.2.6; sys_platform == linux\n"
+    'numpy>=2.*\nnumpy^2\nmine @ ./mine\n- numpy==2.2.6\nnumpy==2.2.6;\n"numpy==2.2.6"\n',
+    # pip, or its newest version, takes these lines.
+    "right.txt": "numpy==2.2.6, ; python_version in '3.11 3.12'\nnumpy (==2.2.6,)\nnumpy==2.2.6 # pinned\n"
+    "numpy==2.2.6;sys_platform=='linux'or os.name=='posix'\nnumpy==2.2.6; ( ( 'x'in extras) and extra==\"x\")\n"
+    "numpy==2.2.6; '3' <= python_full_version and 'a b' not in platform_version --hash=sha256:aa\n"
+    "mine @ git+https://h/x.git#egg=mine\n./own dir\n/w/a#b\n./a.whl#sha256=00\nhttps://x/a.zip#egg=a\n"
+    "--future-option=a b\nnumpy==2.2.6; implementation_name!='[a]: b'\n-e .[all]\nnumpy==${NUMPY}#x\n",
 }
 # The requirements, and the problems.
 TOLD = [
@@ -76,6 +88,36 @@ TOLD = [
     ("-r asks-code.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r inner.txt", ['inner.txt:1: "yaml" is no name of a package']),
     ("-r short.txt", ["short.txt:3: -U is for pip's command line alone"]),
+    *(
+        (f"-r {name}.txt", [f"{name}.txt is a file {kind}, and pip reads lines"])
+        for name, kind in (
+            ("environment", "of conda"),
+            ("dependencies", "of conda"),
+            ("project", "in TOML"),
+            ("pip.lock", "in TOML"),
+        )
+    ),
+    (
+        "-r faults.txt",
+        [
+            f"faults.txt:{number}: {words}"
+            for number, words in enumerate(
+                (
+                    "has no space before #",
+                    '"python" is no variable of a marker',
+                    '"linux" is no variable of a marker',
+                    '"numpy>=2.*" is no line',
+                    '"numpy^2" is no line',
+                    '"mine @ ./mine" is no line',
+                    "begins with -",
+                    '"numpy==2.2.6;" is no line',
+                    '""numpy==2.2.6"" is no line',
+                ),
+                1,
+            )
+        ],
+    ),
+    ("-r right.txt", []),
     ("-r flags.txt", ["flags.txt:1: --no-cache-dir is for pip's command line alone"]),
 ]
 
@@ -102,7 +144,7 @@ def test_what_pip_would_refuse_in_a_file_is_named(
     assert len(found) == len(problems), found
     for each, words in zip(found, problems, strict=True):
         assert words in each.problem
-        assert each.fatal == (".txt:" not in each.problem)
+        assert each.fatal == (".txt" not in each.problem or "none.txt" in each.problem)
 
 
 def test_a_file_travels_with_all_that_it_names(
@@ -130,5 +172,5 @@ def test_a_file_that_is_no_text_is_not_judged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
-    (tmp_path / "pinned.txt").write_bytes(b"\xff\xfe=\x00")
+    (tmp_path / "pinned.txt").write_bytes(b"\xff\xfe=")
     assert not [each for each in findings(spec("-r pinned.txt")) if ".txt" in each.problem]

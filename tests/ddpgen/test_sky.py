@@ -551,14 +551,14 @@ VALUES = [
         "|git+https://github.com/a/b@abc#egg=b|https://x/y.whl|file:///x/y.whl|-r FILE|-c FILE|--requirement=F"
         "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"
         "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x-1-py3-none-any.whl|x-1-py3-none-any.whl[a]"
-        "|wheels/x-1-2-py3-none-any.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; a < '3'"
+        "|wheels/x-1-2-py3-none-any.whl|.|/opt/x|../pkg[dev]|-e ./pkg|--editable ./pkg|--editable=git+https://x/y#egg=z|x.tar.gz ; os_name < '3'"
         '|a==1 --config-settings="--a=b c" --global-option=x # why|a --no-binary :all:|--new-option|--new-option=1'
         "|--new-option x --pre|a; python_version < '3.13' # why|git+ssh://git@h/x.git|x @ ${URL}/x.whl|y @ file:x|a==1.0-rc.1|a==V2!1.0.POST1.dev0+Cu_1.a|a===2.x|--user-x"
         '|a;(python_version<"3.13" or os_name == "nt") and "linux" in sys_platform|a; "x" not in extra'),
         ("torch==2 numpy==1|torch=2.13|pip install torch|python -m pip install x|a==1 2|a==1==2|a==|a 2.0|a>2,<"
         "|-r|--index-url|a==1,b|a=>2|a[|-x foo|--pre torch|--editable|-e|-r a b|$FOO|a==1,==2|a==1, == 2|;|a'b"
         "|a; python_version >|a; python_version|a; x == 'y' and|a; python_version => '3'|git+https://|git+ssh:// ; a < 3"
-        "|--user|a --upgrade|--target=/x|--proxy x|a@1.0|a @ ./x|git+git@h:x/y.git|-e git+git@h:x/y.git|x @ git+git@h:x/y|a==2.x"),
+        "|--user|a --upgrade|--target=/x|--proxy x|a@1.0|a @ ./x|a==1# why|a; python < '3'|a; os_name == linux|a>=2.*|a;|git+git@h:x/y.git|-e git+git@h:x/y.git|x @ git+git@h:x/y|a==2.x"),
     ),
     (JOB["memory"], "64|64+|0.5|64GB|1TB|512mb|64Gi+", "0|0GB|-1|GB|64 GB|64G|+"),
     (JOB["cpus"], "8|8+|0.5", "0|0.0|8GB|x"),

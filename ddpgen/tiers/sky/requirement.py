@@ -9,19 +9,25 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpgen.spec.fields import Refused, Text, show
+from ddpgen.spec.fields import Refused, Text, did_you_mean, show
 from ddpgen.spec.yamltree import Scalar
 
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _EXTRAS = rf"( *\[ *({_NAME}( *, *{_NAME})*)? *\])?"
-_VERSION = r"(===|[=~!<>]=|[<>]) *[A-Za-z0-9_.*+!-]+"
-_VERSIONS = rf"{_VERSION}( *, *{_VERSION})*"
+_VERSION = r"(===?|!=) *[A-Za-z0-9_.*+!-]+|([~<>]=|[<>]) *[A-Za-z0-9_.+!-]+"
+_VERSIONS = rf"({_VERSION})( *, *({_VERSION}))*( *,)?"
 _PACKAGE = rf"{_NAME}{_EXTRAS}( *({_VERSIONS}|\( *{_VERSIONS} *\)))?"
 _URL = r"(git|hg|svn|bzr)\+(?![a-z]+:/*( |;|$))[^ ']+|(https?|file)://?[^ ']+"
 _ARCHIVE = r"[^ '\"$;:-][^ '\"$;:]*\.(whl|zip|tar\.(gz|bz2|xz))"
 _PATH = rf"{_ARCHIVE}|\.{{1,2}}|[A-Za-z0-9_.+-]*/[^ '\"$;]*"
-_VALUE = r"""([a-z_]+|'[^\0-\x1f'#]*'|"[^\0-\x1f"#]*")"""
-_COMPARED = rf"\(* *{_VALUE} *([=!<>~]=|===|[<>]|in |not +in ) *{_VALUE} *\)*"
+_MARKERS = (
+    "python_version", "python_full_version", "os_name", "sys_platform", "platform_machine", "platform_python_implementation",
+    "platform_release", "platform_system", "platform_version", "implementation_name", "implementation_version", "extra",
+)  # fmt: skip
+# With the older names of some.
+_VARIABLE = rf"{'|'.join(_MARKERS)}|extras|dependency_groups|python_implementation|(os|sys|platform)\.[a-z_]+"
+_VALUE = rf"""({_VARIABLE}|'[^\0-\x1f'#]*'|"[^\0-\x1f"#]*")"""
+_COMPARED = rf"(\( *)*{_VALUE} *([=!<>~]=|===|[<>]|(in|not +in)\b) *{_VALUE}( *\))*"
 _MARKER = rf"( *; *{_COMPARED}( *(and|or)\b *{_COMPARED})*)?"
 # A word, with "" around its spaces.
 _WORD = r"(?![-=#])([^ '\"\0-\x1f]|\"[^'\"\0-\x1f]*\")+"
@@ -38,6 +44,8 @@ _OPTION = (
 )
 _COMMENT = r"#[^\0-\x1f']*"
 _REQUIREMENT = rf"({_PACKAGE}|{_NAME}{_EXTRAS} *@ *(?=[a-z+]+:|\$)[^ ']+|{_URL}|{_PATH}){_MARKER}"
+# A path, or a line that begins with one.
+_LOCAL = re.compile(rf"[^ ]*/|\.|{_ARCHIVE}")
 _LINE = rf"({_REQUIREMENT}|{_OPTION})( +({_OPTION}))*( +{_COMMENT})?|{_COMMENT}"
 # Options of pip's command line (pip 26), which no requirements file may have.
 _COMMAND_LINE = (
@@ -55,6 +63,7 @@ _OTHER_NAMES = {
     "cudatoolkit": "", "cv2": "opencv-python-headless",
     "pil": "pillow", "python": "", "pytorch": "torch", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
+CONDA_REMEDY = "write a requirements file, or setup: [conda env update -f FILE]"
 # A version as PEP 440 writes it, with more freedom in the order of its parts.
 _PEP440 = r"v?([0-9]+!)?[0-9]+([._-]?([0-9]+(?![0-9])|[abcr]|rc|alpha|beta|pre|preview|post|rev|dev))*(\+[a-z0-9._-]+)?"
 _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!-])")
@@ -79,7 +88,20 @@ class Requirement(Text):
 
 
 def fault(text: str) -> Refused | None:
-    """Return the refusal of a line with a usual mistake, as pip itself would refuse it. `text`: the line."""
+    """Return the refusal of a line that pip would refuse, or leave out. `text`: the line."""
+    own = re.split(r" (?=-)| #", text)[0]
+    if text.startswith("- "):
+        return Refused("begins with -, and pip leaves such a line out", "leave the - out")
+    if refused := _usual_fault(text):
+        return refused
+    is_judged = not (own.startswith(("-", "#")) or "$" in own or _LOCAL.match(own))
+    if is_judged and not re.fullmatch(_REQUIREMENT, own, re.ASCII):
+        problem = f"{show(own)} is no line of a requirements file"
+        return Refused(problem, "write one line for each package, like torch==2.13.0")
+    return None
+
+
+def _usual_fault(text: str) -> Refused | None:
     if re.match(r"(python3? -m )?pip3? +install\b", text):
         return Refused("is a command", "write what it installs alone, like torch==2.13.0")
     one_sign = rf"(?P<name>{_NAME}{_EXTRAS}) *[=@] *(?P<version>[0-9][^ =]*)(=[^ =]*)?"
@@ -106,7 +128,7 @@ def fault(text: str) -> Refused | None:
         return Refused(problem, "write the wheel for Linux")
     if conda := re.match(r"(?:-r|--requirement)[ =]*([^ ]+\.ya?ml)(?=[ ;]|$)", text):
         problem = f"{conda[1]} is a file of conda, and pip reads lines like torch==2.13.0"
-        return Refused(problem, "write a requirements file, or setup: [conda env update -f FILE]")
+        return Refused(problem, CONDA_REMEDY)
     if weak := re.search(r"--hash[= ][\"']?(?!sha(?:256|384|512):|[\"'])([^ :\"']*)", text):
         return Refused(f"pip takes no {show(weak[1])} as a --hash", "write sha256:HASH")
     return _package_fault(text)
@@ -119,7 +141,15 @@ def _package_fault(text: str) -> Refused | None:
         return Refused(
             problem, f"write {known}" if known else "leave it out; image or setup brings it"
         )
-    marker = re.sub(r"'[^']*'|\"[^\"]*\"| +#.*", "", text.partition(";")[2])
+    if note := re.match(r"[^@/:'\"$# -][^@/:'\"$#]*(?<! )(?=#)", text):
+        problem = "has no space before #, and so the note is no comment"
+        return Refused(problem, f"write {note[0]} # and the note")
+    marker = text.partition(" ;" if "@" in text else ";")[2]
+    marker = re.sub(r"'[^']*'|\"[^\"]*\"| +[#-].*", "", marker)
+    for word in re.findall(r"[A-Za-z_][\w.]*", marker) if package(text) else ():
+        if not re.fullmatch(rf"{_VARIABLE}|and|or|not|in", word):
+            remedy = did_you_mean(word, _MARKERS, f"write '{word}', if it is a value")
+            return Refused(f"{show(word)} is no variable of a marker", remedy)
     if marker.count("(") != marker.count(")"):
         return Refused("a marker has a bracket without its pair", "close each bracket")
     versions = [] if "$" in text else _EXACT.findall(_END.split(text)[0])

@@ -5,16 +5,29 @@ from __future__ import annotations
 import codecs
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ddpgen.bundle import code
 from ddpgen.spec.fields import show
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky.fields import SkyJob
-from ddpgen.tiers.sky.requirement import are_equal, fault, files_of, floats, lines_of, pins
+from ddpgen.tiers.sky.requirement import (
+    CONDA_REMEDY,
+    are_equal,
+    fault,
+    files_of,
+    floats,
+    lines_of,
+    pins,
+)
 
 _CONSTRAINT = re.compile(r"-c|--constraint\b")
+# A line of another kind of file, the kind, and what to do in its place.
+_OTHER_FILES = (
+    (re.compile(r"(name|channels|dependencies|prefix) *:.*"), "of conda", CONDA_REMEDY),
+    (re.compile(r"\[\[?[\w.\"' -]+\]\]?"), "in TOML", "write its dependencies as lines like torch==2.13.0"),
+)  # fmt: skip
 
 
 def travelling(job: SkyJob, home: Path) -> dict[str, str]:
@@ -44,6 +57,10 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
     is_constrained = any(map(_CONSTRAINT.match, texts))
     pinned = {name: (version, "requirements") for _, name, version in pins(job.requirements)}
     for file, field in files.items():
+        if kind := _other_kind(line for _, line in lines[file]):
+            problem = f"{file} is a file {kind[0]}, and pip reads lines like torch==2.13.0"
+            yield Conflict((field, "requirements"), problem, kind[1], False)
+            continue
         for number, line in lines[file]:
             refused = fault(line)
             problem, remedy = (refused.problem, refused.remedy) if refused else ("", "")
@@ -65,6 +82,15 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             problem = f"{first} is another version next month, on the machine that takes over"
             remedy = "write NAME==VERSION there, or run ddpgen lock"
             yield Conflict((field, "requirements"), problem, remedy, False)
+
+
+def _other_kind(lines: Iterable[str]) -> tuple[str, str] | None:
+    """Return the kind of a file that is not of pip, and a remedy; None for one of pip."""
+    for line in lines:
+        for pattern, kind, remedy in _OTHER_FILES:
+            if pattern.fullmatch(line):
+                return kind, remedy
+    return None
 
 
 def _lines(file: str, job: SkyJob, home: Path) -> Iterator[tuple[int, str]]:
