@@ -26,6 +26,8 @@ FILES = {
     "flags.txt": "--no-cache-dir\ntorch==2.13.0\n",
     "code/inner.txt": "yaml==6.0\n",
     "code/t.py": "",
+    "code/own/setup.py": "",
+    "lost-places.txt": "numpy @ file:///croot/numpy_1/work\n-e /w/own\n./gone\n-e gone[all]\n-e code\nfile:///w/a.whl\n/w/b.zip#a\n",
     # pip continues no comment, and takes quotes around a name, variables, addresses and markers.
     "odd.txt": "# why \\\n-r base.txt\n"
     '-r "base.txt"\n-r "my own.txt"\n-r ${DIR}/base.txt\n-r a\0b\n-c "https://x.org/c.txt"\n'
@@ -54,8 +56,8 @@ FILES = {
     "right.txt": "numpy==2.2.6, ; python_version in '3.11 3.12'\nnumpy (==2.2.6,)\nnumpy==2.2.6 # pinned\n"
     "numpy==2.2.6;sys_platform=='linux'or os.name=='posix'\nnumpy==2.2.6; ( ( 'x'in extras) and extra==\"x\")\n"
     "numpy==2.2.6; '3' <= python_full_version and 'a b' not in platform_version --hash=sha256:aa\n"
-    "mine @ git+https://h/x.git#egg=mine\n./own dir\n/w/a#b\n./a.whl#sha256=00\nhttps://x/a.zip#egg=a\n"
-    "--future-option=a b\nnumpy==2.2.6; implementation_name!='[a]: b'\n-e .[all]\nnumpy==${NUMPY}#x\n",
+    "mine @ git+https://h/x.git#egg=mine\n./own#b\n./x-1-py3-none-any.whl#sha256=00\n-f gone/wheels\nhttps://x/a.zip#egg=a\n"
+    "--future-option=a b\nnumpy==2.2.6; implementation_name!='[a]: b'\n-e .[all]\n-e own\n./own/ ; os_name != 'nt'\nnumpy==${NUMPY}#x\n",
 }
 # The requirements, and the problems.
 TOLD = [
@@ -118,6 +120,28 @@ TOLD = [
         ],
     ),
     ("-r right.txt", []),
+    (
+        "-r lost-places.txt",
+        [
+            f"lost-places.txt:{number}: {words}"
+            for number, words in enumerate(
+                (
+                    "/croot/numpy_1/work is looked for on the new machine",
+                    "/w/own is looked for on",
+                    "./gone is not in code (code)",
+                    "gone is not in code (code)",
+                    "code is not in code (code)",
+                    "/w/a.whl is looked for on",
+                    "/w/b.zip is looked for on",
+                ),
+                1,
+            )
+        ],
+    ),
+    ("[-e ./own, ./own, '-e own[a]', -e ., './own ; os_name != \"nt\"']", []),
+    ("-e ./gone", ["./gone is not in code (code)"]),
+    ("[gone/]", ["gone/ is not in code (code)"]),
+    ("--editable=./code", ["./code is not in code (code)"]),
     ("-r flags.txt", ["flags.txt:1: --no-cache-dir is for pip's command line alone"]),
 ]
 

@@ -728,6 +728,25 @@ WARNED = [
         "managed_secrets",
     ),
     (f"{BUCKET}, requirements: [torch]", "10:42 targets.sky.requirements[0]", "NAME==VERSION"),
+    *(
+        (
+            f"{BUCKET}, {sky}requirements: [{line}, torch==2.13.0]",
+            f"10:{42 + len(sky)} targets.sky.requirements[0]",
+            f"{path} is looked for on the new machine",
+        )
+        for sky, line, path in (
+            ("", "/w/a.zip", "/w/a.zip"),
+            ("", "'-e /w/a[all]'", "/w/a"),
+            ("", "--editable=~/a", "~/a"),
+            ("", "a @ file:///w/a", "/w/a"),
+            ("", "'a[b] @ file://localhost/w/a#b=c'", "/w/a"),
+            (
+                "setup: ls, ",
+                "a @ file:///home/conda/feedstock_root/a/work",
+                "/home/conda/feedstock_root/a/work",
+            ),
+        )
+    ),
     (f"{BUCKET}, requirements: [numpy==2.2.6]", "10:41 targets.sky.requirements", "torch==VERSION"),
     (f"{BUCKET}, requirements: [own.txt]", "10:42 targets.sky.requirements[0]", "-r own.txt"),
     (
@@ -887,7 +906,13 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "infra: nebius, network_tier: best",
         "infra: slurm, spot: false, image: docker:a/b@sha256:" + "0" * 64,
         "requirements: [torch==2.13.0, torch==2.13, a==1.0+b, a==1, '-i https://x.org']",
-        "requirements: [--no-index, /w/torch-2.13.0-cp312-cp312-linux_x86_64.whl]",
+        "requirements: [--no-index, /w/torch-2.13.0-cp312-cp312-linux_x86_64.whl], setup: sudo mount x /w",
+        "requirements: [torch==2.13.0, 'a @ file:///w/a.whl', -e /w/b], image: docker:a/b@sha256:"
+        + "0" * 64,
+        "requirements: [torch==2.13.0, -e /w/b], extra: {file_mounts: {/w: s3://www}}",
+        "requirements: [torch==2.13.0, -e /w/b], infra: k8s",
+        "requirements: [torch==2.13.0, -e ./b], setup: git clone https://x/b code/b, code: .",
+        "requirements: [torch==2.13.0, 'a @ https://x/croot/a.whl', -f /w, '--extra-index-url=https://x/w']",
         "extra: {file_mounts: {~/venv: s3://vvv}}, python: ~/venv/bin/python",
         "setup: python3 -m venv ~/venv, python: ~/venv/bin/python",
         "python: ~/miniconda3/bin/python",

@@ -26,7 +26,6 @@ from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 from ddpgen.tiers.sky.requirement import (
     are_equal,
-    directory,
     floats,
     ignored_option,
     may_bring_others,
@@ -187,9 +186,6 @@ def _requirements(job: SkyJob) -> Iterator[Conflict]:
         if option := ignored_option(requirement):
             problem = f"pip ignores {option} behind a requirement"
             yield Conflict(fields, problem, "write it as a line of its own", False)
-        if not job.code and (folder := directory(requirement)):
-            problem = f"{folder} is a directory, and only those in code travel"
-            yield Conflict(fields, problem, f"write code: {folder}")
         if floats(requirement):
             problem = f"{requirement} is another version next month, on the machine that takes over"
             yield Conflict(fields, problem, "write NAME==VERSION", False)

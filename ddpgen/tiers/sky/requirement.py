@@ -70,6 +70,9 @@ _EXACT = re.compile(r"(?<![=~!<>])==(?!=) *([A-Za-z0-9_.+!-]+)(?![A-Za-z0-9_.*+!
 _WHEEL = re.compile(r"(^|/)[^-/]+-[^-/]+(-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl$")
 # The text before a match is the requirement itself, without options, comment and marker.
 _END = re.compile(r"(^| )(-|#)|;")
+_ON_A_DISK = re.compile(
+    rf"(?:-e *|--editable(?:=| +)|{_NAME}{_EXTRAS} *@ *)?(?:file:(?://(?:localhost)?)?)?(?P<path>~?/[^ '\"$;#\[]*)(?=[ ;#\[]|$)"
+)
 _READS_FILE = re.compile(
     r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![A-Za-z]+://)([^ ]+)"
 )
@@ -175,10 +178,17 @@ def package(requirement: str) -> str:
 def directory(requirement: str) -> str:
     """Return the relative directory that the requirement installs, or has pip look into; "" without one."""
     match = re.match(
-        rf"(-[ef] *|--(editable|find-links)(=| +))?(?P<path>{_PATH})(?=[ ;\[]|$)", requirement
+        rf"(-[ef] *|--(editable|find-links)(=| +))?(?P<path>{_PATH}|(?<=-e )[\w.-]+)(?=[ ;\[]|$)",
+        requirement,
     )
-    path = match["path"].partition("[")[0] if match else ""
+    path = re.split(r"[\[#]", match["path"])[0] if match else ""
     return "" if path.startswith(("-", "/")) or re.fullmatch(_ARCHIVE, path) else path
+
+
+def absolute(requirement: str) -> str:
+    """Return the absolute path that the requirement installs; "" without one."""
+    match = _ON_A_DISK.match(requirement)
+    return match["path"] if match else ""
 
 
 def pins(requirements: Iterable[str]) -> Iterator[tuple[int, str, str]]:

@@ -14,7 +14,9 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.sky.fields import SkyJob
 from ddpgen.tiers.sky.requirement import (
     CONDA_REMEDY,
+    absolute,
     are_equal,
+    directory,
     fault,
     files_of,
     floats,
@@ -23,6 +25,16 @@ from ddpgen.tiers.sky.requirement import (
 )
 
 _CONSTRAINT = re.compile(r"-c|--constraint\b")
+# Where conda builds its packages, which pip freeze tells as their place.
+_OF_A_BUILD = re.compile(
+    r"/croot/|/(opt|tmp)/conda|.*/(feedstock_root|conda-bld)/|/private/tmp/|/tmp/abs_"
+)
+_KEEP_DISKS = {
+    "k8s",
+    "kubernetes",
+    "slurm",
+    "ssh",
+}  # clouds whose machines may have a user's own files
 # A line of another kind of file, the kind, and what to do in its place.
 _OTHER_FILES = (
     (re.compile(r"(name|channels|dependencies|prefix) *:.*"), "of conda", CONDA_REMEDY),
@@ -48,10 +60,14 @@ def travelling(job: SkyJob, home: Path) -> dict[str, str]:
 
 
 def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflict]:
-    """Yield a warning for each line at fault, and for the first one of a file without a version.
+    """Yield the requirements that name a place where nothing is. Yield a warning for each line of the files at fault.
 
-    `files`: those that travel, with their fields.
+    A line without a version is at fault, and only the first one of a file is told. `files`: those that travel, with
+    their fields.
     """
+    for i, requirement in enumerate(job.requirements):
+        if lost := _lost(requirement, job, home):
+            yield Conflict((f"requirements[{i}]", "requirements"), *lost)
     lines = {file: list(_lines(file, job, home)) for file in files}
     texts = [*job.requirements, *(line for each in lines.values() for _, line in each)]
     is_constrained = any(map(_CONSTRAINT.match, texts))
@@ -62,13 +78,9 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             yield Conflict((field, "requirements"), problem, kind[1], False)
             continue
         for number, line in lines[file]:
-            refused = fault(line)
-            problem, remedy = (refused.problem, refused.remedy) if refused else ("", "")
-            for _, name, version in pins([line]):
-                other, place = pinned.setdefault(name, (version, file))
-                if not are_equal(other, version):
-                    problem = f"asks for {name}=={version}, and {place} for {name}=={other}"
-                    remedy = "keep one of them"
+            problem, remedy = (
+                _wrong(line, job, home) or _contradicts(line, file, pinned) or ("", "")
+            )
             if problem:
                 yield Conflict(
                     (field, "requirements"), f"{file}:{number}: {problem}", remedy, False
@@ -82,6 +94,47 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             problem = f"{first} is another version next month, on the machine that takes over"
             remedy = "write NAME==VERSION there, or run ddpgen lock"
             yield Conflict((field, "requirements"), problem, remedy, False)
+
+
+def _wrong(line: str, job: SkyJob, home: Path) -> tuple[str, str] | None:
+    """Return the problem of a line by itself, and the remedy."""
+    if refused := fault(line):
+        return refused.problem, refused.remedy
+    lost = _lost(line, job, home)
+    return lost[:2] if lost else None
+
+
+def _contradicts(
+    line: str, file: str, pinned: dict[str, tuple[str, str]]
+) -> tuple[str, str] | None:
+    """Return the problem of a version that is not the one in `pinned`, and the remedy. Add the version to `pinned`."""
+    for _, name, version in pins([line]):
+        other, place = pinned.setdefault(name, (version, file))
+        if not are_equal(other, version):
+            problem = f"asks for {name}=={version}, and {place} for {name}=={other}"
+            return problem, "keep one of them"
+    return None
+
+
+def _lost(line: str, job: SkyJob, home: Path) -> tuple[str, str, bool] | None:
+    """Return the problem of a line that installs what is on no new machine, the remedy, and True if it is sure."""
+    folder = directory(line)
+    if folder and not job.code:
+        problem = f"{folder} is a directory, and only those in code travel"
+        return problem, f"write code: {folder}", True
+    place = posixpath.normpath(folder)
+    is_made = posixpath.basename(place) in "\n".join(job.setup)
+    looks_into = line.startswith(("-f", "--find-links"))  # pip does without such a directory
+    if folder and not (is_made or looks_into or code.find(job.code, home, place)):
+        named = place in map(posixpath.normpath, job.code)
+        remedy = "write its path inside code: ." if named else "correct the path, or add it to code"
+        return f"{folder} is not in code ({', '.join(job.code)})", remedy, True
+    path = absolute(line)
+    is_new = not (job.setup or job.image or job.extra or job.clouds & _KEEP_DISKS)
+    if _OF_A_BUILD.match(path) or (path and is_new):
+        remedy = "write NAME==VERSION, or the path of a directory in code"
+        return f"{path} is looked for on the new machine", remedy, False
+    return None
 
 
 def _other_kind(lines: Iterable[str]) -> tuple[str, str] | None:
