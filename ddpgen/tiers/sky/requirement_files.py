@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpgen.bundle import code
 from ddpgen.spec.fields import show
@@ -29,6 +30,12 @@ _CONSTRAINT = re.compile(r"-c|--constraint\b")
 _OF_A_BUILD = re.compile(
     r"/croot/|/(opt|tmp)/conda|.*/(feedstock_root|conda-bld)/|/private/tmp/|/tmp/abs_"
 )
+_TORCH = re.compile(r"2\.([0-9]{1,3})(?![0-9])")
+# Package → its versions that are made for one torch 2.N, and the number to take from theirs for N.
+_MADE_FOR = {
+    "torchvision": (re.compile(r"(0)\.(1[5-9]|[2-9][0-9])(?![0-9])"), 15),
+    "torchaudio": (re.compile(r"(2)\.([0-8])(?![0-9])"), 0),
+}
 _KEEP_DISKS = {
     "k8s",
     "kubernetes",
@@ -40,6 +47,18 @@ _OTHER_FILES = (
     (re.compile(r"(name|channels|dependencies|prefix) *:.*"), "of conda", CONDA_REMEDY),
     (re.compile(r"\[\[?[\w.\"' -]+\]\]?"), "in TOML", "write its dependencies as lines like torch==2.13.0"),
 )  # fmt: skip
+
+
+class _Place(NamedTuple):
+    """A requirement, its field, and the file and the number of its line as the beginning of a message."""
+
+    field: str
+    prefix: str
+    line: str
+
+    @property
+    def fields(self) -> tuple[str, str]:
+        return self.field, "requirements"
 
 
 def travelling(job: SkyJob, home: Path) -> dict[str, str]:
@@ -94,6 +113,30 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
             problem = f"{first} is another version next month, on the machine that takes over"
             remedy = "write NAME==VERSION there, or run ddpgen lock"
             yield Conflict((field, "requirements"), problem, remedy, False)
+    places = [_Place(f"requirements[{i}]", "", line) for i, line in enumerate(job.requirements)]
+    for file, field in files.items():
+        places += [_Place(field, f"{file}:{number}: ", line) for number, line in lines[file]]
+    yield from _pairs(places)
+
+
+def _pairs(places: Iterable[_Place]) -> Iterator[Conflict]:
+    """Yield a warning for each package that was made for another torch than the pinned one."""
+    pinned: dict[str, tuple[_Place, str]] = {}
+    for place in places:
+        for _, name, version in pins([place.line]):
+            pinned.setdefault(name, (place, version))
+    torch = _TORCH.match(pinned["torch"][1]) if "torch" in pinned else None
+    for name, (versions, offset) in _MADE_FOR.items():
+        place, version = pinned.get(name, (_Place("", "", ""), ""))
+        made = versions.match(version)
+        if torch and made and int(made[2]) - offset != int(torch[1]):
+            meant = f"torch 2.{int(made[2]) - offset}"
+            problem = f"{place.prefix}{name} {version} is made for {meant}, and torch {torch[0]} is pinned"
+            fitting = f"{made[1]}.{int(torch[1]) + offset}"
+            remedy = "take a version that is made for it"
+            if versions.match(fitting):
+                remedy = f"write {name}=={fitting}.*"
+            yield Conflict(place.fields, problem, remedy, False)
 
 
 def _wrong(line: str, job: SkyJob, home: Path) -> tuple[str, str] | None:
