@@ -30,6 +30,7 @@ FILES = {
     "code/own/setup.py": "",
     "vision.txt": "numpy==2.2.6\ntorchvision==0.20.1\n",
     "old.txt": "torch==2.5.1\n",
+    "attention.txt": "# of a GPU\nflash_attn==2.7.4\n",
     "lost-places.txt": "numpy @ file:///croot/numpy_1/work\n-e /w/own\n./gone\n-e gone[all]\n-e code\nfile:///w/a.whl\n/w/b.zip#a\n",
     # pip continues no comment, and takes quotes around a name, variables, addresses and markers.
     "odd.txt": "# why \\\n-r base.txt\n"
@@ -175,6 +176,32 @@ TOLD = [
             "torch==2.13.0, torchmetrics==1.4.0, torch-vision==0.15.2",
         )
     ),
+    *(
+        (f"[torch==2.13.0, {line}]", [place or f'"{line}" is built with torch'])
+        for line, place in (
+            ("flash-attn==2.7.4.post1", ""),
+            ("causal_conv1d==1.5.0", ""),
+            ("mamba-ssm @ git+https://h.org/m.git@v2", ""),
+            ("git+https://github.com/NVIDIA/apex.git@1", ""),
+            ("-e git+https://github.com/Dao-AILab/flash-attention.git@v2", "is built with torch"),
+            ("-r attention.txt", 'attention.txt:2: "flash_attn==2.7.4" is built with torch'),
+            (
+                "Flash.Attn==2.7, --extra-index-url=https://download.pytorch.org/whl/cu126",
+                '"Flash.Attn==2.7" is built',
+            ),
+        )
+    ),
+    *(
+        (f"[torch==2.13.0, {line}]", [])
+        for line in (
+            "https://github.com/Dao-AILab/flash-attention/releases/download/v2/f-2-cp311-cp311-linux_x86_64.whl",
+            "flash-attn @ https://h.org/flash_attn-2-cp311-cp311-linux_x86_64.whl",
+            "flash-attn==2.7.4, -f https://h.org/wheels",
+            "flash-attn==2.7.4, --extra-index-url=https://h.org/wheels",
+            "flash-attn-wheel==2.7, flash-attention-jax==1, mamba==1, apex==0.9.10, xformers==1, flashinfer-python==1",
+            "git+https://github.com/NVIDIA/apex-tools.git@1, mine @ git+https://github.com/mamba-org/mamba@1",
+        )
+    ),
     ("-e ./gone", ["./gone is not in code (code)"]),
     ("[gone/]", ["gone/ is not in code (code)"]),
     ("--editable=./code", ["./code is not in code (code)"]),
@@ -204,7 +231,7 @@ def test_what_pip_would_refuse_in_a_file_is_named(
     assert len(found) == len(problems), found
     for each, words in zip(found, problems, strict=True):
         assert words in each.problem
-        is_sure = not re.search(r"(?<!none)\.txt| is made for ", each.problem)
+        is_sure = not re.search(r"(?<!none)\.txt| is made for | is built ", each.problem)
         assert each.fatal == is_sure
 
 

@@ -73,6 +73,11 @@ _END = re.compile(r"(^| )(-|#)|;")
 _ON_A_DISK = re.compile(
     rf"(?:-e *|--editable(?:=| +)|{_NAME}{_EXTRAS} *@ *)?(?:file:(?://(?:localhost)?)?)?(?P<path>~?/[^ '\"$;#\[]*)(?=[ ;#\[]|$)"
 )
+_BUILT_WITH_TORCH = re.compile(
+    r"(flash[-_.]attn|mamba[-_.]ssm|causal[-_.]conv1d)(?![\w.-])"
+    r"|[^;#]*/(Dao-AILab/(flash-attention|causal-conv1d)|state-spaces/mamba|NVIDIA/apex)(?![\w-])",
+    re.IGNORECASE,
+)
 _READS_FILE = re.compile(
     r"(?:^| )(?:-[rc] *|--(?:requirement|constraint)(?:=| +))(?![A-Za-z]+://)([^ ]+)"
 )
@@ -189,6 +194,11 @@ def absolute(requirement: str) -> str:
     """Return the absolute path that the requirement installs; "" without one."""
     match = _ON_A_DISK.match(requirement)
     return match["path"] if match else ""
+
+
+def built_with_torch(requirement: str) -> bool:
+    """True if the requirement is a package that pip builds from its source, which imports torch."""
+    return bool(_BUILT_WITH_TORCH.match(requirement)) and not re.search(r"\.whl\b", requirement)
 
 
 def pins(requirements: Iterable[str]) -> Iterator[tuple[int, str, str]]:

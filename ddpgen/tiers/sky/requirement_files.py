@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ddpgen.tiers.sky.requirement import (
     CONDA_REMEDY,
     absolute,
     are_equal,
+    built_with_torch,
     directory,
     fault,
     files_of,
@@ -36,6 +37,10 @@ _MADE_FOR = {
     "torchvision": (re.compile(r"(0)\.(1[5-9]|[2-9][0-9])(?![0-9])"), 15),
     "torchaudio": (re.compile(r"(2)\.([0-8])(?![0-9])"), 0),
 }
+# Another place of wheels than PyPI and torch's own.
+_OTHER_INDEX = re.compile(
+    r"(-[if]|--(index-url|extra-index-url|find-links))\b(?!.*download\.pytorch\.org)"
+)
 _KEEP_DISKS = {
     "k8s",
     "kubernetes",
@@ -117,6 +122,7 @@ def check(job: SkyJob, files: Mapping[str, str], home: Path) -> Iterator[Conflic
     for file, field in files.items():
         places += [_Place(field, f"{file}:{number}: ", line) for number, line in lines[file]]
     yield from _pairs(places)
+    yield from _built(job, places)
 
 
 def _pairs(places: Iterable[_Place]) -> Iterator[Conflict]:
@@ -136,6 +142,22 @@ def _pairs(places: Iterable[_Place]) -> Iterator[Conflict]:
             remedy = "take a version that is made for it"
             if versions.match(fitting):
                 remedy = f"write {name}=={fitting}.*"
+            yield Conflict(place.fields, problem, remedy, False)
+
+
+def _built(job: SkyJob, places: Sequence[_Place]) -> Iterator[Conflict]:
+    """Yield a warning for each package whose build needs the torch of the job, which pip does not show to a build."""
+    if any(name.startswith("PIP_") for name in job.env) or any(
+        _OTHER_INDEX.match(place.line) for place in places
+    ):
+        return
+    for place in places:
+        if built_with_torch(place.line):
+            problem = f"{place.prefix}{show(place.line)} is built with torch, and pip builds it apart from the job's torch"
+            remedy = (
+                "write the URL of a wheel, or install all by targets.sky.setup, "
+                "the last line pip install --no-build-isolation NAME"
+            )
             yield Conflict(place.fields, problem, remedy, False)
 
 
