@@ -97,7 +97,7 @@ class Requirement(Text):
 
 def fault(text: str) -> Refused | None:
     """Return the refusal of a line that pip would refuse, or leave out. `text`: the line."""
-    own = re.split(r" (?=-)| #", text)[0]
+    own = re.split(r" (?=-)| #", text)[0].strip()
     if text.startswith("- "):
         return Refused("begins with -, and pip leaves such a line out", "leave the - out")
     if refused := _usual_fault(text):
