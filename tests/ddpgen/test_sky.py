@@ -547,7 +547,7 @@ VALUES = [
     (
         Requirement(),
         ("torch==2.13.0|numpy[a,b]>=2,<3|numpy~=2.0,!=2.1|numpy (==2.0)|numpy == 2.*|numpy===2|t @ https://x/y.whl"
-        '|numpy==2.0 ; python_version < "3.12"|a==1 --hash=sha256:ab --hash=sha256:cd|a==1 # why|a[]|a==1+cu126'
+        '|numpy==2.0 ; python_version < "3.12"|a==1 --hash=sha256:ab --hash=sha256:cd|a==1 # why|a==1  # why|a==1  --hash=sha256:ab|a[]|a==1+cu126'
         "|git+https://github.com/a/b@abc#egg=b|https://x/y.whl|file:///x/y.whl|-r FILE|-c FILE|--requirement=F"
         "|-i https://x|--extra-index-url https://x/y|--no-index|--find-links=x|--only-binary=:all:|--pre"
         "|--pre --no-index|-i https://x --extra-index-url https://y # why|-r FILE # why|# why|-rF -c G|./x-1-py3-none-any.whl|x-1-py3-none-any.whl[a]"
@@ -813,6 +813,22 @@ WARNED = [
         "10:46 targets.sky.image",
         "container images on oci",
     ),
+    *(
+        (
+            f"{BUCKET}, infra: {cloud}, spot: false, requirements: [torch==2.13.0]",
+            "10:17 targets.sky.bucket",
+            f"no mounts of buckets on {cloud}",
+        )
+        for cloud in ("runpod", "vast")
+    ),
+    *(
+        (
+            f"{BUCKET}, infra: [{cloud}], extra: {{resources: {{local_disk: nvme}}}}",
+            f"10:{70 + len(cloud)} targets.sky.extra.resources.local_disk",
+            f"no local disks on {cloud}",
+        )
+        for cloud in ("k8s", "gcp")
+    ),
     (f"{BUCKET}, infra: mithril, image: my-image", "10:50 targets.sky.image", "machine images"),
     (
         f"{BUCKET}, preempted_every: 2h, train: {SCRIPT_INSTEAD}",
@@ -896,6 +912,11 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "image: docker:a/b@sha256:" + "0" * 64,
         "infra: k8s",
         "infra: lambda, spot: false",
+        "infra: [vast, aws], requirements: [torch==2.13.0]",
+        "infra: slurm, spot: false",
+        "infra: aws, extra: {resources: {local_disk: nvme}}",
+        "infra: [gcp, aws], extra: {resources: {local_disk: nvme}}",
+        "extra: {resources: {local_disk: nvme}}",
         "infra: lambda, on_demand_fallback: true",
         "infra: [lambda, aws], requirements: [torch==2.13.0]",
         "infra: k8s, disk_tier: best",
@@ -942,7 +963,7 @@ def test_what_a_new_machine_may_have_is_no_warning(sky: str) -> None:
 
 
 def test_an_extra_of_fsspec_brings_the_package_of_a_bucket() -> None:
-    sky = "requirements: [torch==2.13.0, 'fsspec[s3]==2025.9.0'], checkpoint: {dir: s3://bbb/c}"
+    sky = "requirements: [torch==2.13.0, 'fsspec[s3]==2025.9.0'], checkpoint: {dir: s3://bbb/c}, infra: runpod"
     assert not findings(on_sky(sky))
 
 

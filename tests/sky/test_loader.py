@@ -204,6 +204,8 @@ FEATURES = {
     "network tiers": "CUSTOM_NETWORK_TIER",
     "container images": "DOCKER_IMAGE",
     "machine images": "IMAGE_ID",
+    "mounts of buckets": "STORAGE_MOUNTING",
+    "local disks": "LOCAL_DISK",
 }
 ALIASES = {"digitalocean", "k8s"}
 # These lack a feature only on some of their machines, or in some clusters.
@@ -211,6 +213,7 @@ SOME_CLUSTERS = {
     "spot machines": {"kubernetes", "ssh"},
     "network tiers": {"kubernetes", "ssh", "nebius"},
     "container images": {"slurm"},
+    "mounts of buckets": {"slurm"},
 }
 
 

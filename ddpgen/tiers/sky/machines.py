@@ -18,7 +18,7 @@ from ddpgen.tiers.sky.requirement import may_bring_others, package
 
 # Feature of SkyPilot 0.14 → the clouds without it (sky/clouds/), which tests/sky compares with the installed SkyPilot.
 # A cloud is not listed if only some of its machines or clusters lack the feature. Kubernetes and Nebius may have
-# network tiers, Kubernetes may have spot machines, and Slurm may have container images.
+# network tiers, Kubernetes may have spot machines, and Slurm may have container images and mounts of buckets.
 WITHOUT: Mapping[str, frozenset[str]] = {
     name: frozenset(clouds.split())
     for name, clouds in {
@@ -34,6 +34,10 @@ WITHOUT: Mapping[str, frozenset[str]] = {
         "container images": "cudo hyperbolic ibm oci primeintellect scp shadeform verda vsphere",
         "machine images":
             "cudo fluidstack hyperbolic lambda mithril paperspace primeintellect scp seeweb shadeform vsphere",
+        "mounts of buckets": "hyperbolic runpod seeweb shadeform vast verda yotta",
+        "local disks":
+            "azure cudo digitalocean do fluidstack gcp hyperbolic ibm k8s kubernetes lambda mithril nebius oci paperspace"
+            " primeintellect runpod scp seeweb shadeform slurm ssh vast verda vsphere yotta",
     }.items()
 }  # fmt: skip
 # Cloud → the names and values of its labels in SkyPilot 0.14 (is_label_valid in sky/clouds/), and the same in words.
@@ -161,6 +165,7 @@ def _without(job: SkyJob) -> Iterator[Conflict]:
     """Yield a warning for each feature that no cloud of the job has in SkyPilot."""
     image = job.image or ""
     in_docker = image.startswith("docker:")
+    has_local_disk = "local_disk" in job.extra.get("resources", {})
     needed = {
         "multi-node jobs": ("nodes", job.nodes != 1, "write nodes: 1"),
         "spot machines": ("spot", job.spot and not job.on_demand_fallback, "write spot: false"),
@@ -168,6 +173,8 @@ def _without(job: SkyJob) -> Iterator[Conflict]:
         "network tiers": ("network_tier", job.network_tier == "best", "leave it out"),
         "container images": ("image", in_docker, "leave it out"),
         "machine images": ("image", image and not in_docker, "leave it out"),
+        "mounts of buckets": ("bucket", job.bucket, "write checkpoint: {dir: URL} in its place"),
+        "local disks": ("extra.resources.local_disk", has_local_disk, "leave it out"),
     }
     for feature, (field, is_needed, remedy) in needed.items():
         if is_needed and job.infra and job.clouds <= WITHOUT[feature]:
