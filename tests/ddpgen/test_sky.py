@@ -513,6 +513,31 @@ REFUSED = [
             ("[s3://a]", "a list"),
             ("{source: s3://a, mode: write}", "no mode"),
             ("{source: s3://a, stor: s3}", '"stor" is no key'),
+            ("{source: s3://aaa, store: minio}", '"minio" is no store'),
+            ("{mode: MOUNT}", "neither a source nor a name"),
+            ("{}", "neither a source nor a name"),
+            ("{source: s3://aaa/b, mode: mount_cached}", "write s3://aaa, or mode: COPY"),
+            ("{source: s3://My_Data}", "bucket in S3"),
+            ("{source: gs://My-Data, mode: COPY}", "Google"),
+            ("{source: /w/, name: aaa}", "ends with a slash"),
+            ("{source: ./w, name: aaa}", "is relative"),
+            ("s3://aaa/", "ends with a slash"),
+            ("'/w/'", "ends with a slash"),
+        )
+    ),
+    *(
+        (
+            f"{BUCKET}, extra: {{file_mounts: {{{target}: {source}}}}}",
+            "",
+            f"10:{51 + len(target)} targets.sky.extra.file_mounts.{target}",
+            words,
+        )
+        for target, source, words in (
+            ("/d/", "s3://aaa", "ends with a slash"),
+            ("s3://aaa", "/d", "the path first"),
+            ("gs://aaa", "{source: s3://aaa}", "the path first"),
+            ("~/sky_workdir", "/home/me/src", "place of the job itself"),
+            ("~/sky_workdir", "{source: s3://aaa}", "place of the job itself"),
         )
     ),
     (
@@ -883,7 +908,25 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
     "sky",
     [
         "requirements: [torch==2.13.0, 'a==1,!=1.5', '--only-final=:all:', '--all-releases=:all:']",
-        "extra: {file_mounts: {/d: {source: s3://a, mode: copy}}, resources: {ports: 80-80}}",
+        "extra: {file_mounts: {/d: {source: s3://aaa, mode: copy}}, resources: {ports: 80-80}}",
+        *(
+            f"extra: {{file_mounts: {{{mount}}}}}"
+            for mount in (
+                "d: s3://aaa",
+                "d/e: {source: s3://aaa}",
+                "~/d: https://h.org/d.tar",
+                "/d/: {source: s3://aaa/, mode: mount}",
+                "/d: {source: s3://aaa/b, mode: COPY}",
+                "/d: {source: hf://me/model/part}",
+                "/d: {source: cos://us-east/aaa}",
+                "/d: {source: 'https://account.blob.core.windows.net/aaa', store: azure}",
+                "/d: {name: new-one, store: S3, persistent: false}",
+                "/d: {name: new-one, source: [/a, /b]}",
+                "/d: s3://My_Data/old",
+                "~/sky_workdir/d: {name: new-one, source: ~/d}",
+                "/home/u/sky_workdir: s3://aaa",
+            )
+        ),
     ],
 )
 def test_what_is_right_is_told_of_nowhere(sky: str) -> None:

@@ -49,8 +49,8 @@ def main() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
-    """What SkyPilot understands of a file, or the words with which it refuses it."""
+def load(path: str, cwd: str, secrets: dict[str, str], mounts: bool) -> dict[str, Any]:
+    """What SkyPilot understands of a file, or the words with which it refuses it; `mounts`: with its mounts."""
     os.chdir(cwd)
     warned = _Warned()
     try:
@@ -62,6 +62,8 @@ def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
         task.expand_and_validate_workdir()
         task.validate_name()
         summary = described(task)
+        for storage in (task.storage_mounts or {}).values() if mounts else ():
+            storage._validate_storage_spec(storage.name)  # as before it is mounted
         dag.validate()
         dag_utils.fill_default_config_in_dag_for_job_launch(dag)
         summary["recovery"] = recovery(task)

@@ -38,14 +38,16 @@ class SkyPilot:
         )
         self.version = self._answer()["version"]
 
-    def load(self, path: Path, secrets: dict[str, str] | None = None) -> dict[str, Any]:
-        """What it understands of the file, read from inside its own directory.
+    def load(
+        self, path: Path, secrets: dict[str, str] | None = None, mounts: bool = False
+    ) -> dict[str, Any]:
+        """What it understands of the file, read from inside its own directory; `mounts`: as before it mounts them.
 
         Raises:
             RefusedError: it does not take the file.
         """
         where = str(path.parent)
-        answer = self._ask("load", path=str(path), cwd=where, secrets=secrets or {})
+        answer = self._ask("load", path=str(path), cwd=where, secrets=secrets or {}, mounts=mounts)
         if "refused" in answer:
             raise RefusedError(answer["refused"])
         return {**answer["task"], "warnings": answer["warnings"]}

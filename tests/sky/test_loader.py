@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpgen.errors import SpecInvalidError
+from ddpgen.tiers.sky import mounts
 from ddpgen.tiers.sky.extra import FREE, RESOURCES, SET, TOP, UNFIT
 from ddpgen.tiers.sky.machines import WITHOUT
 from tests.ddpgen import test_unusual
@@ -195,6 +196,46 @@ def test_values_that_it_refuses_are_refused_before(
         files.rendered(wanted)
     with pytest.raises(RefusedError):
         skypilot.load(tmp_path / "sky.yaml")
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "is_taken"),
+    [
+        ("/d", "s3://aaa", True), ("d", "s3://aaa", True), ("/d/", "s3://aaa", False), ("/d", "s3://aaa/", False),
+        ("/d/", {"source": "s3://aaa/"}, True), ("s3://aaa", "/etc", False), ("gs://aaa", {"source": "s3://aaa"}, False),
+        ("~/sky_workdir", "/etc", False), ("~/sky_workdir", {"source": "s3://aaa"}, False), ("~/sky_workdir/d", "s3://aaa", True),
+        ("/d", {"source": "s3://aaa", "store": "minio"}, False), ("/d", {"mode": "MOUNT"}, False), ("/d", {}, False),
+        ("/d", {"name": "aaa", "store": "s3"}, True), ("/d", {"name": "aaa", "source": "s3://aaa"}, True),
+        ("/d", {"name": "aaa", "source": "/etc"}, True), ("/d", {"name": "aaa", "source": "/etc/"}, False),
+        ("/d", {"source": "s3://aaa/b"}, False), ("/d", {"source": "s3://aaa/b", "mode": "COPY"}, True),
+        ("/d", {"source": "hf://me/model"}, True), ("/d", {"source": "cos://us-east/aaa"}, True),
+    ],
+)  # fmt: skip
+def test_mounts_that_it_refuses_are_refused_before(
+    skypilot: SkyPilot, tmp_path: Path, target: str, source: object, is_taken: bool
+) -> None:
+    table = {target: source}
+    task = {"run": "true", "workdir": ".", "file_mounts": table}
+    (tmp_path / "sky.yaml").write_text(yaml.safe_dump(task))
+    wanted = files.spec(tier={"extra": {"file_mounts": table}})
+    if is_taken:
+        files.rendered(wanted)
+        skypilot.load(tmp_path / "sky.yaml", mounts=True)
+        return
+    with pytest.raises(SpecInvalidError):
+        files.rendered(wanted)
+    with pytest.raises(RefusedError):
+        skypilot.load(tmp_path / "sky.yaml", mounts=True)
+
+
+@pytest.mark.parametrize("store", mounts.STORES[:-1])  # a volume needs a disk in a cloud
+def test_every_recorded_store_is_one_of_skypilot(
+    skypilot: SkyPilot, tmp_path: Path, store: str
+) -> None:
+    mount = {"/d": {"name": "aaa", "store": store}}
+    task = {"run": "true", "resources": {"infra": "aws"}, "file_mounts": mount}
+    (tmp_path / "sky.yaml").write_text(yaml.safe_dump(task))
+    skypilot.load(tmp_path / "sky.yaml")
 
 
 FEATURES = {

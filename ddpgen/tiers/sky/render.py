@@ -20,7 +20,7 @@ from ddpgen.spec.secrets import exposes_secret
 from ddpgen.text.shell import Word, expand_home, quote
 from ddpgen.tiers.command import LOCK
 from ddpgen.tiers.plan import Plan, values
-from ddpgen.tiers.sky import directives, machines
+from ddpgen.tiers.sky import directives, machines, mounts
 from ddpgen.tiers.sky.bucket import PACKAGES
 from ddpgen.tiers.sky.extra import MERGED
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
@@ -36,9 +36,6 @@ from ddpgen.tiers.sky.requirement import (
     without_hash,
 )
 
-# The keys and the modes of a mount in SkyPilot 0.14.1 (get_storage_schema).
-_MOUNT_KEYS = {"name", "source", "store", "persistent", "mode", "type", "config"}
-_MOUNT_MODES = {"MOUNT", "COPY", "MOUNT_CACHED"}
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
@@ -54,7 +51,6 @@ _PIP = re.compile(
     r"\s*(sudo +)?(\S*python3? +-m +)?pip3? +install(?!.* (-t|--target|--prefix|--root)\b) [^|&;\n]*\s*"
 )
 _TOO_OLD = re.compile(r"v?(?:[01]|2\.[0-3])(?!\d)")  # versions of torch
-_ABSOLUTE = re.compile(r"[/~]|[a-z0-9+]+://")
 # The names of jobs that SkyPilot accepts as a task's name.
 _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 
@@ -217,15 +213,8 @@ def _extra(job: SkyJob) -> Iterator[Conflict]:
                 problem = f"overlaps the bucket, which is mounted at {bucket.rstrip('/')}"
                 remedy = "take another path, or set the field targets.sky.bucket.path"
                 yield Conflict((field,), problem, remedy)
-            local = source.get("source", "") if isinstance(source, Mapping) else source
-            text = local.strip('"') if isinstance(local, str) else ""
-            if section == "file_mounts" and (problem := _mount_fault(source)):
-                remedy = "write a path, a URL, or a mapping with source and mode (MOUNT, COPY, MOUNT_CACHED)"
-                yield Conflict((field,), problem, remedy)
-            if section == "file_mounts" and text and not _ABSOLUTE.match(text):
-                problem = f"{text} is relative, and SkyPilot would look for it in the bundle"
-                remedy = "write /PATH, ~/PATH or a bucket's URL, or put it into code"
-                yield Conflict((field,), problem, remedy)
+            if section == "file_mounts" and (refused := mounts.fault(path, source)):
+                yield Conflict((field,), refused.problem, refused.remedy)
     if "hooks" in job.extra.get("config", {}) and directives.hook(job):
         problem = "is written by ddpgen, so that a pod stops cleanly before it is taken away"
         yield Conflict(("extra.config.hooks",), problem, "write notices: false to replace it")
@@ -234,18 +223,6 @@ def _extra(job: SkyJob) -> Iterator[Conflict]:
             problem = f"{name} looks like a secret, and everybody who reads the bundle reads it"
             remedy = "have SkyPilot keep it (managed_secrets)"
             yield Conflict(("extra",), problem, remedy, False)
-
-
-def _mount_fault(source: Any) -> str:
-    """Return why SkyPilot would refuse the value of a mount; "" if it takes the value."""
-    if isinstance(source, list):
-        return "is a list"
-    if not isinstance(source, Mapping):
-        return ""
-    if unknown := sorted(source.keys() - _MOUNT_KEYS):
-        return f"{show(unknown[0])} is no key of a mount"
-    mode = str(source.get("mode", "MOUNT"))
-    return "" if mode.upper() in _MOUNT_MODES else f"{show(mode)} is no mode of a mount"
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
