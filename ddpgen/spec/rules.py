@@ -81,7 +81,10 @@ RESERVED_VARIABLES = _SET_BY_BASH | TORCHRUN_VARIABLES
 _NO_SECRETS = RESERVED_VARIABLES | {
     "HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD",
 }  # fmt: skip
-_NO_SECRETS_PREFIXES = ("DDPGEN_", "PET_", "SKYPILOT_", "SLURM_", "TORCHELASTIC_")
+# The login to a registry of images is a user's own.
+_NO_SECRETS_PREFIXES = re.compile(
+    "(DDPGEN|PET|SKYPILOT(?!_DOCKER_(USERNAME|PASSWORD|SERVER)$)|SLURM|TORCHELASTIC)_"
+)
 
 
 class Conflict(NamedTuple):
@@ -417,7 +420,7 @@ def _secrets(job: JobSpec) -> Iterator[Conflict]:
             yield Conflict(fields, f"{name} is listed twice", "leave one of them out")
         elif name in job.env:
             yield Conflict(fields, f"{name} is in env as well", "leave one of them out")
-        if name in _NO_SECRETS or name.startswith(_NO_SECRETS_PREFIXES):
+        if name in _NO_SECRETS or _NO_SECRETS_PREFIXES.match(name):
             problem = f"{name} is set by bash, torchrun, a scheduler, the host or ddpgen"
             yield Conflict(fields, problem, "take another name")
         listed.add(name)

@@ -471,6 +471,10 @@ REFUSED = [
     (f"{BUCKET}, requirements: -r ../no.txt", "", "10:41 targets.sky.requirements", "out of"),
     (f"{BUCKET}, instance_type: p4d.24xlarge", "", "10:42 targets.sky.instance_type", "infra"),
     (f"{BUCKET}, secrets: [X]", "env: {X: '1'}", "10:37 targets.sky.secrets[0]", "X is in env"),
+    *(
+        (f"{BUCKET}, secrets: [{name}]", "", "10:37 targets.sky.secrets[0]", name)
+        for name in ("SKYPILOT_NODE_IPS", "SKYPILOT_DOCKER_SERVERS", "PET_NNODES", "SLURM_JOB_ID")
+    ),
     (f"{BUCKET}, secrets: [RANK]", "", "10:37 targets.sky.secrets[0]", "RANK"),
     (
         f"{BUCKET}, env: {{SKYPILOT_NODE_IPS: '1'}}",
@@ -748,6 +752,16 @@ WARNED = [
         "no new machine",
     ),
     (
+        f"{BUCKET}, extra: {{config: {{key: hf_0123456789abcdef}}}}",
+        "10:34 targets.sky.extra",
+        "managed_secrets",
+    ),
+    (
+        f"{BUCKET}, extra: {{config: {{api_key: x7Kq0-nvidia/9}}}}",
+        "10:34 targets.sky.extra",
+        "managed_secrets",
+    ),
+    (
         f"{BUCKET}, extra: {{event_callback: 'curl -H hf_0123456789'}}",
         "10:34 targets.sky.extra",
         "managed_secrets",
@@ -907,6 +921,8 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
 @pytest.mark.parametrize(
     "sky",
     [
+        "secrets: [SKYPILOT_DOCKER_USERNAME, SKYPILOT_DOCKER_PASSWORD, SKYPILOT_DOCKER_SERVER]",
+        "infra: k8s, extra: {config: {kubernetes: {pod_config: {spec: {tolerations: [{key: nvidia.com/gpu0}]}}}}}",
         "requirements: [torch==2.13.0, 'a==1,!=1.5', '--only-final=:all:', '--all-releases=:all:']",
         "extra: {file_mounts: {/d: {source: s3://aaa, mode: copy}}, resources: {ports: 80-80}}",
         *(

@@ -219,7 +219,8 @@ def _extra(job: SkyJob) -> Iterator[Conflict]:
         problem = "is written by ddpgen, so that a pod stops cleanly before it is taken away"
         yield Conflict(("extra.config.hooks",), problem, "write notices: false to replace it")
     for name, value in _leaves("", job.extra):
-        if exposes_secret(name, value.strip('"')):
+        # A pod's toleration has a key, which is a name.
+        if exposes_secret("" if name == "key" else name, value.strip('"')):
             problem = f"{name} looks like a secret, and everybody who reads the bundle reads it"
             remedy = "have SkyPilot keep it (managed_secrets)"
             yield Conflict(("extra",), problem, remedy, False)
