@@ -110,6 +110,11 @@ _LINES = (
         "asks, and nobody answers",
         "leave it out",
     ),
+    (
+        re.compile(r"(FROM|RUN|COPY|ADD|ENV|WORKDIR|ENTRYPOINT|CMD|ARG|EXPOSE)\s+[^\s=(].*"),
+        "is a line of a Dockerfile, and no command of bash",
+        "write the command itself",
+    ),
 )
 # The same for lines of one field. A setup may end before the training, and prepare data by a launcher.
 _OF_SETUP = (

@@ -853,6 +853,24 @@ WARNED = [
         "container images on oci",
     ),
     *(
+        (f"{BUCKET}, infra: aws, setup: ['{line}', ls]", "10:47 targets.sky.setup[0]", words)
+        for line, words in (
+            ("apt-get install -y libsndfile1", "write sudo apt-get install -y libsndfile1"),
+            ("apt -qq update", "lacks sudo"),
+            ("DEBIAN_FRONTEND=noninteractive apt-get install -y git", "lacks sudo"),
+            ("sudo reboot", "ends the machine"),
+            ("shutdown -h now", "ends the machine"),
+            ("RUN sudo apt-get install -y git", "a line of a Dockerfile"),
+            ("COPY a b", "a line of a Dockerfile"),
+            ("FROM pytorch/pytorch:2.5", "a line of a Dockerfile"),
+        )
+    ),
+    (
+        f"{BUCKET}, python: {{activate: [ENV A=b]}}",
+        "10:47 targets.sky.python.activate[0]",
+        "a Dockerfile",
+    ),
+    *(
         (
             f"{BUCKET}, infra: {cloud}, spot: false, requirements: [torch==2.13.0]",
             "10:17 targets.sky.bucket",
@@ -971,6 +989,23 @@ def test_another_line_may_make_a_requirement_right(requirements: str, word: str)
         "image: docker:a/b@sha256:" + "0" * 64,
         "infra: k8s",
         "infra: lambda, spot: false",
+        *(
+            f"infra: {infra}, setup: ['{line}', ls]"
+            for infra, line in (
+                ("aws", "sudo apt-get install -y git"),
+                ("aws", "which git || apt-get install -y git"),
+                ("aws", "apt list --installed"),
+                ("aws", "apt-get download git"),
+                ("aws", "sudo -s; apt-get install -y git"),
+                ("aws", "sudo shutdown-guard on"),
+                ("aws", "RUN=1 ./setup.sh"),
+                ("aws", "./RUN a"),
+                ("aws", 'COPY () { cp "$@"; }; COPY a b'),
+                ("k8s", "apt-get install -y git"),
+                ("[aws, k8s]", "apt-get install -y git"),
+                ("aws, image: docker:a/b@sha256:" + "0" * 64, "apt-get install -y git"),
+            )
+        ),
         "infra: [vast, aws], requirements: [torch==2.13.0]",
         "infra: slurm, spot: false",
         "infra: aws, extra: {resources: {local_disk: nvme}}",

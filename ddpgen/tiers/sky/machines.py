@@ -79,6 +79,23 @@ _MOST_MIB = 32 << 20  # of any machine
 _IMAGES = {"ami-": "aws", "projects/": "gcp", "ocid1.": "oci"}
 # The clouds whose usual images have no torch.
 _BARE = {"aws", "azure", "gcp"}
+# A line of setup on a machine of these clouds, what comes of it, and a remedy.
+_AS_A_USER = (
+    (
+        re.compile(
+            r"([A-Z_]+=\S+ +)?apt(-get)?( +-\S+)* +(install|update|upgrade|remove)\b[^|&;]*"
+        ),
+        "lacks sudo, and the user of the machine is not root",
+        r"write sudo \g<0>",
+    ),
+    (
+        re.compile(
+            r"(sudo +)?(\S*/)?(reboot|poweroff|halt|shutdown|systemctl +(reboot|poweroff))( [^|&;]*)?"
+        ),
+        "ends the machine in the middle of its setup",
+        "leave it out",
+    ),
+)
 # A path in the home, or a module, that no such image has.
 _OF_A_CLUSTER = re.compile(
     r"((source|\.) +)?(~|\$HOME)/(?!\.|miniconda|sky)[^|&;]*$|module +load [^|&;]*$"
@@ -126,6 +143,7 @@ def check(job: SkyJob) -> Iterator[Conflict]:
         if "wandb" in job.train.trackers and not any("WANDB" in n.upper() for n in names):
             problem = "wandb has no login on a new machine"
             yield Conflict(("train.trackers",), problem, "write secrets: [WANDB_API_KEY]", False)
+    yield from _setup(job)
     yield from _labels(job)
 
 
@@ -345,6 +363,23 @@ def _packages(job: SkyJob) -> Iterator[Conflict]:
     for tracker in sorted(missing):
         problem = f"{tracker} is not among the requirements, and then it gets no metrics"
         yield Conflict(("train.trackers",), problem, f"add {tracker}==VERSION to them", False)
+
+
+def _setup(job: SkyJob) -> Iterator[Conflict]:
+    """Yield a warning for each line of setup that a user of a cloud's machine cannot run, or that ends the machine."""
+    in_docker = (job.image or "").startswith("docker:")
+    if (
+        not job.clouds
+        or in_docker
+        or not job.clouds <= _BARE
+        or re.search(r"\bsudo +(-[is]|su)\b", "\n".join(job.setup))
+    ):
+        return
+    for i, text in enumerate(job.setup):
+        for pattern, problem, remedy in _AS_A_USER:
+            for match in filter(None, map(pattern.fullmatch, map(str.strip, text.splitlines()))):
+                fields = (f"setup[{i}]", "setup")
+                yield Conflict(fields, problem, match.expand(remedy), False)
 
 
 def _labels(job: SkyJob) -> Iterator[Conflict]:
