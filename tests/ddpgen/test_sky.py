@@ -475,6 +475,13 @@ REFUSED = [
         (f"{BUCKET}, secrets: [{name}]", "", "10:37 targets.sky.secrets[0]", name)
         for name in ("SKYPILOT_NODE_IPS", "SKYPILOT_DOCKER_SERVERS", "PET_NNODES", "SLURM_JOB_ID")
     ),
+    *(
+        (f"{BUCKET}, secrets: [{given}]", "", "10:36 targets.sky.secrets", f"add {missing}")
+        for given, missing in (
+            ("SKYPILOT_DOCKER_USERNAME, SKYPILOT_DOCKER_PASSWORD", "SKYPILOT_DOCKER_SERVER"),
+            ("SKYPILOT_DOCKER_SERVER", "SKYPILOT_DOCKER_PASSWORD, SKYPILOT_DOCKER_USERNAME"),
+        )
+    ),
     (f"{BUCKET}, secrets: [RANK]", "", "10:37 targets.sky.secrets[0]", "RANK"),
     (
         f"{BUCKET}, env: {{SKYPILOT_NODE_IPS: '1'}}",

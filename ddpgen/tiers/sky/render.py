@@ -40,6 +40,8 @@ _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
+# The login to a registry of images: all of them, or none.
+_LOGIN = {f"SKYPILOT_DOCKER_{name}" for name in ("USERNAME", "PASSWORD", "SERVER")}
 # SkyPilot sets these for every task.
 _SKY_PREFIX = "SKYPILOT_"
 _SKYIGNORE = """\
@@ -132,6 +134,10 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
     for name in job.env:
         if name.startswith(_SKY_PREFIX):
             yield Conflict((f"env.{name}",), "is set by SkyPilot", "take another name")
+    names = {secret.name for secret in job.secrets}
+    if names & _LOGIN and (missing := ", ".join(sorted(_LOGIN - names))):
+        problem = f"SkyPilot logs in to a registry by three of them, and {missing} is missing"
+        yield Conflict(("secrets",), problem, f"add {missing}")
 
 
 def _setup(job: SkyJob) -> Iterator[Conflict]:
