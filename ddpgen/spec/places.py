@@ -17,7 +17,7 @@ SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "ocilake", "oss", "tos", "tosfs", "hf", "hdfs", "webhdfs",
     "lakefs", "dbfs", "webdav", "root", "dropbox", "gdrive", "box", "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
 )  # fmt: skip
-_S3_RULES = ("s3", "s3a", "r2", "nebius", "coreweave", "vastdata")
+_S3_RULES = ("s3", "s3a", "r2", "nebius", "cw", "vastdata")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?", re.ASCII)
 _QUAD = re.compile(r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")

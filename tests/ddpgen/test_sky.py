@@ -213,7 +213,7 @@ def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(
 
 
 EXTRA = (
-    "file_mounts: {/data: s3://ddd, ~/x: {source: ~/y, mode: COPY}}, volumes: {/mnt/v: v}, "
+    "file_mounts: {/data: s3://ddd, ~/x: {source: ~/y, name: yyy, mode: COPY}}, volumes: {/mnt/v: v}, "
     'event_callback: "echo $JOB_ID", config: {kubernetes: {pod_config: {a: [1.10, "007", {b: ~}]}}}, '
     "resources: {ports: [8080, 10052-10100], max_hourly_cost: 20.50, priority: 0x10}"
 )
@@ -224,7 +224,7 @@ def test_extra_keys_stand_in_the_task_as_they_are_written(task: Rendered) -> Non
     assert found["file_mounts"] == {
         "/checkpoints": {"source": "s3://bbb", "mode": "MOUNT"},
         "/data": "s3://ddd",
-        "~/x": {"source": "~/y", "mode": "COPY"},
+        "~/x": {"source": "~/y", "name": "yyy", "mode": "COPY"},
     }
     resources = found["resources"]
     assert resources["ports"] == [8080, "10052-10100"]
@@ -526,6 +526,8 @@ REFUSED = [
             ("{source: s3://a, stor: s3}", '"stor" is no key'),
             ("{source: s3://aaa, store: minio}", '"minio" is no store'),
             ("{mode: MOUNT}", "neither a source nor a name"),
+            ("{source: ~/y, mode: COPY}", "write the path alone: ~/y"),
+            ("{source: 'coreweave://aaa'}", "SkyPilot has no coreweave"),
             ("{}", "neither a source nor a name"),
             ("{source: s3://aaa/b, mode: mount_cached}", "write s3://aaa, or mode: COPY"),
             ("{source: s3://My_Data}", "bucket in S3"),

@@ -685,7 +685,7 @@ bucket: r2://my-bucket
 bucket: cos://us-east/my-bucket
 bucket: oci://my-bucket
 bucket: nebius://my-bucket
-bucket: coreweave://my-bucket
+bucket: cw://my-bucket
 bucket: vastdata://my-bucket
 bucket: https://account.blob.core.windows.net/container
 bucket: {url: s3://my-bucket}

@@ -73,7 +73,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "oracle": {"bucket": "oci://my-checkpoints"},
     "nebius": {"bucket": "nebius://my-checkpoints"},
     "vast": {"bucket": "vastdata://my-checkpoints"},
-    "coreweave": {"bucket": "coreweave://my-checkpoints"},
+    "coreweave": {"bucket": "cw://my-checkpoints"},
     "url": {"bucket": None, "checkpoint": {"dir": "s3://my-checkpoints/job"}},
     "setup": {"setup": ["sudo true", "echo 'a: b' # c"], "requirements": ["torch==2.13.0"]},
     "secrets": {"secrets": ["WANDB_API_KEY", "HF_TOKEN", "ON"]},
@@ -208,6 +208,7 @@ def test_values_that_it_refuses_are_refused_before(
         ("/d", {"name": "aaa", "store": "s3"}, True), ("/d", {"name": "aaa", "source": "s3://aaa"}, True),
         ("/d", {"name": "aaa", "source": "/etc"}, True), ("/d", {"name": "aaa", "source": "/etc/"}, False),
         ("/d", {"source": "s3://aaa/b"}, False), ("/d", {"source": "s3://aaa/b", "mode": "COPY"}, True),
+        ("/d", {"source": "cw://aaa"}, True), ("/d", {"source": "coreweave://aaa"}, False), ("/d", {"source": "/etc"}, False),
         ("/d", {"source": "hf://me/model"}, True), ("/d", {"source": "cos://us-east/aaa"}, True),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ _AZURE = ".blob.core.windows.net"
 _S3_COMPATIBLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "r2": ("r2", {"AWS_SHARED_CREDENTIALS_FILE": "~/.cloudflare/r2.credentials"}),
     "nebius": ("nebius", {}),
-    "coreweave": (
+    "cw": (
         "cw",
         {
             "AWS_SHARED_CREDENTIALS_FILE": "~/.coreweave/cw.credentials",

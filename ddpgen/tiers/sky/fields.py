@@ -50,7 +50,7 @@ _DOCKER = re.compile(
     r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
 )
 _BUCKET = Text(
-    r"(s3|gs|r2|cos|oci|nebius|coreweave|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"
+    r"(s3|gs|r2|cos|oci|nebius|cw|vastdata)://[a-zA-Z0-9][a-zA-Z0-9._/@-]*"
     r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[a-z0-9-]+",
     "a bucket like s3://NAME, gs://NAME, r2://NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER",
 )

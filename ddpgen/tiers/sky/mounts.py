@@ -24,6 +24,7 @@ STORES = (
     "hf",
     "volume",
 )
+_SCHEMES = ("s3", "gs", "r2", "cos", "oci", "nebius", "cw", "vastdata", "hf", "https")
 _FORM = "write a path, a URL, or a mapping with source and mode (MOUNT, COPY, MOUNT_CACHED)"
 _ABSOLUTE = re.compile(r"[/~]|[a-z0-9+]+://")
 _URL = re.compile(r"([a-z0-9+]+)://([^/]*)/*(.*)")
@@ -64,7 +65,12 @@ def _mapping_fault(source: Mapping[str, Any]) -> Refused | None:
         if text.endswith("/"):
             problem = f"{show(text)} ends with a slash, which SkyPilot refuses"
             return Refused(problem, "leave the slash out")
+        if text and not source.get("name"):
+            problem = f"{text} is no bucket, and a mapping of it needs the name of a new one"
+            return Refused(problem, f"write the path alone: {text}, or add name")
         return _relative_fault(text)
+    if url[1] not in _SCHEMES:
+        return Refused(f"SkyPilot has no {url[1]}://", did_you_mean(url[1], _SCHEMES))
     if url[1] not in ("cos", "hf", "https") and url[3] and mode.upper() != "COPY":
         problem = f"{text} is a place in a bucket, and SkyPilot mounts whole ones"
         return Refused(problem, f"write {url[1]}://{url[2]}, or mode: COPY")
