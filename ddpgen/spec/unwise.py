@@ -140,10 +140,6 @@ def no_effect(field: str, reason: str) -> Conflict:
 
 
 def _name(job: JobSpec) -> Iterator[Conflict]:
-    directory = posixpath.normpath(job.checkpoint.dir or "")
-    if directory == job.name or directory.startswith(f"{job.name}/"):
-        problem = f"lies in the bundle build/{job.name}, which each render replaces"
-        yield _warning("checkpoint.dir", problem, "write another place, or render with -o")
     if job.name in ("checkpoints", "logs"):
         problem = f"the bundle build/{job.name} would lie where jobs keep their {job.name}"
         yield _warning("name", problem, "call the job something else")

@@ -351,7 +351,6 @@ UNWISE = [
         )
     ),
     ({"top": "nic: mlx5_0:1"}, "6:6 nic", "no network interface"),
-    ({"top": "checkpoint: {dir: ./a/ck}"}, "6:19 checkpoint.dir", "which each render replaces"),
     ({"train": "log_every: 500 steps"}, "12:14 train.log_every", "nothing is logged"),
     ({"top": "python: {activate: [setenv A b]}"}, "6:21 python.activate[0]", "csh"),
     ({"top": "python: {activate: [set A=b]}"}, "6:21 python.activate[0]", "csh"),
@@ -524,7 +523,6 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "env: {NCCL_IB_DISABLE: '1', NCCL_DEBUG: warn, PYTHONPATH: '/a:/b', CUDA_DEVICE_ORDER: PCI_BUS_ID}",
         "env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True,max_split_size_mb:512', NCCL_NSOCKS_PERTHREAD: ''}",
         "env: {A: 'https://me:*@h/x', B: 'ssh://me@h:22/x', C: 'https://me:<password>@h', D: 'http://h:80/a@b', E: hf_transfer_x}",
-        "checkpoint: {dir: a-2/ck}",
         "nic: ibmlx5_0",
         "env: {PYTORCH_ALLOC_CONF: 'backend:cudaMallocAsync', PYTHONHOME: /opt/python, TORCH_CPP_LOG_LEVEL: '1'}",
         "env: {PYTORCH_HIP_ALLOC_CONF: 'garbage_collection_threshold:0.8, roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb: 21'}",

@@ -790,8 +790,8 @@ WARNED = [
             ("", "'a[b] @ file://localhost/w/a#b=c'", "/w/a"),
             (
                 "setup: ls, ",
-                "a @ file:///home/conda/feedstock_root/a/work",
-                "/home/conda/feedstock_root/a/work",
+                "a @ file:///home/me/feedstock_root/a/work",
+                "/home/me/feedstock_root/a/work",
             ),
         )
     ),
@@ -967,7 +967,7 @@ def test_what_is_doubtful_is_a_warning(sky: str, where: str, word: str) -> None:
                 "/d: {name: new-one, source: [/a, /b]}",
                 "/d: s3://My_Data/old",
                 "~/sky_workdir/d: {name: new-one, source: ~/d}",
-                "/home/u/sky_workdir: s3://aaa",
+                "/home/me/sky_workdir: s3://aaa",
             )
         ),
     ],

@@ -27,8 +27,8 @@ OUTSIDE = [
     for path in sorted((ROOT / "ddpgen").rglob("*.py"))
     if path.relative_to(ROOT / "ddpgen").parts[0] not in ("tiers", "driver")
 ]
-# A word of another language than ours: fsspec's protocol for this machine's disk.
-OTHER_WORDS = {("ddpgen/spec/places.py", "local")}
+# A word of another language than ours: fsspec's protocol for this machine's disk, and a value of mmengine's --launcher.
+OTHER_WORDS = {("ddpgen/spec/places.py", "local"), ("ddpgen/lint/processes.py", "slurm")}
 # A script is read into the fields that it is rendered from.
 MAY_IMPORT = {
     ("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields"),
