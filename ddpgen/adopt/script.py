@@ -179,7 +179,7 @@ class Script(Statements):
             problem = f"from {broken.word} on, this is no bash"
             return self._refused(first + broken.row, problem, "correct the script")
         line, reason = self.stop if self.stop[1] else self.unread
-        if not reason.endswith("in its place") and (submits := _SUBMITS.search(self._text)):
+        if not self.stop[1] and (submits := _SUBMITS.search(self._text)):
             line = first + self._text.count("\n", 0, submits.start(1))
             reason = f"sbatch gets {submits[1]}: adopt {submits[1]} in its place"
         problem = "no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py"

@@ -252,9 +252,11 @@ def _loaders(script: Script) -> Iterator[Conflict]:
         if name_of(call.func) != "DataLoader" or not is_torchs or call in script.at_times:
             continue
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        samplers = [script.value_of(each.value) for each in call.keywords if each.arg == "sampler"]
+        has_sampler = any(isinstance(each, ast.Call) for each in samplers)
         workers = given.get("num_workers", "?" if None in given or len(call.args) > 5 else "0")
         faults = {
-            "sampler and shuffle=True": given.get("sampler", "None") != "None" and given.get("shuffle") == "True",
+            "sampler and shuffle=True": has_sampler and given.get("shuffle") == "True",
             f"num_workers={workers}": re.fullmatch(r"-\d+", workers),
             "persistent_workers without num_workers": workers == "0" and given.get("persistent_workers") == "True",
             "prefetch_factor without num_workers": workers == "0" and given.get("prefetch_factor", "").isdecimal(),

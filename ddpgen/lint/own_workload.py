@@ -72,7 +72,7 @@ def check(train: Train, path: Path, tree: ast.Module) -> Iterator[Conflict]:
 
 
 def _no_function(tree: ast.Module, named: str, file: str) -> Iterator[Conflict]:
-    """Yield a warning if the name surely is that of a coroutine's function, or of a class that makes no workload."""
+    """Yield a warning if the workload is an async function, or a class that makes no workload."""
     named_so = [n for n in tree.body if getattr(n, "name", "") == named]
     if len(named_so) != 1 or any(
         n for n in ast.walk(tree) if not _reads(n) and getattr(n, "id", "") == named
@@ -91,7 +91,7 @@ def _no_function(tree: ast.Module, named: str, file: str) -> Iterator[Conflict]:
 
 
 def _is_no_workload(made: ast.ClassDef, tree: ast.Module) -> bool:
-    """True if neither the class nor its bases, all of which are known, have the parts of a workload."""
+    """True if all bases of the class are known, and together with it they lack a part of a workload."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     waiting, names = [made.name], set[str]()
     while waiting:

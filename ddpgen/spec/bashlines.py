@@ -22,8 +22,9 @@ HIDES_GPUS = (
     "leave it out, and write gpus_per_node",
 )
 # A PATH of plain words that lacks the directory of a host's own programs.
-_OF_PATH = r"(?:\$HOME|\$\{HOME\}|[^\s$`;&])*"
-OTHER_PATH = re.compile(rf"(?!(?:.*:)?(?:/usr)?/bin/?(?::|$)){_OF_PATH}/{_OF_PATH}")
+OTHER_PATH = re.compile(
+    r"(?!(?:.*:)?(?:/usr)?/bin/?(?::|$))(?=[^/]*/)(?:\$HOME|\$\{HOME\}|[^\s$`;&])*"
+)
 LOSES_PROGRAMS = "replaces the host's PATH, and so hides the host's own programs"
 
 # A line with an effect that ends with its shell.
@@ -43,17 +44,17 @@ _LINES = (
         "write export NAME=VALUE",
     ),
     (
-        re.compile(r"\$(env|global):.*|call\s.*|(\S*\s+)?\S+\.(bat|cmd|ps1)"),
+        re.compile(r"\$(env|global):.*|call\s.*|((source|\.|powershell)\s+)?\S+\.(bat|cmd|ps1)"),
         "is for a shell of Windows",
         "write export NAME=VALUE, or source DIRECTORY/bin/activate",
     ),
     (
-        re.compile(r"\[\s(?!.*\s\](?:[\s;]|$)).*"),
+        re.compile(r"\[\s(?!.*\s\](?:[\s;&|)]|$)).*"),
         "does not end with a space and ], and so fails",
         "write [ … ]",
     ),
     (
-        re.compile(r"unset\s(.*\s)?PATH(\s.*)?"),
+        re.compile(r"unset(\s+[\w-]+)*\s+PATH(\s+\w+)*"),
         "takes away the PATH, and so every program",
         "leave it out",
     ),
@@ -78,7 +79,7 @@ _LINES = (
     (
         re.compile(
             r"(poetry|pipenv|pixi)\s+shell|newgrp\b.*|su(?!\S)(?!.*\s-c).*|tmux|screen|(ba|z|fi|tc|c)?sh(\s+\S*/activate)?"
-            r"|\(\s*(source|\.)\s[^()]*\)|(source|\.)\s[^|&;]*(&|\|(?!\|).*)"
+            r"|\(\s*(source|\.)\s[^()&|;]*\)|(source|\.)\s[^|&;]*(&|\|(?!\|).*)"
         ),
         "starts a shell of its own, which ends at once and changes nothing here",
         "write source DIRECTORY/bin/activate, for an environment",
@@ -223,7 +224,7 @@ def _bad_name(line: str) -> str:
         return ""
     names = (re.sub(r"\+?=.*", "", word, flags=re.DOTALL) for word in words)
     return next(
-        (each for each in names if not re.fullmatch(r"[A-Za-z_]\w*|-[fnp]+|.*\$.*", each)), ""
+        (each for each in names if not re.fullmatch(r"[A-Za-z_]\w*|-[fnp-]+|.*\$.*", each)), ""
     )
 
 

@@ -26,7 +26,7 @@ TOKEN_FORMS = re.compile(
     r"\bhf_[A-Za-z0-9]{8,}\b|\bsk-[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{8,}\b|\bAKIA\w{12,}|(?<=wandb login )[0-9a-f]{40}\b|(?<=--relogin )[0-9a-f]{40}\b"
 )
 # A URL with a password in it.
-_LOGIN = re.compile(r"\w+://[^/@\s:]*:(?![$<{*])[^/@\s]+@")
+_LOGIN = re.compile(r"(?<=\w)://[^/@\s:]*:(?![$<{*])[^/@\s]+@")
 _FILE = "file:"
 
 

@@ -340,6 +340,10 @@ def test_a_number_that_the_launcher_counts_is_told_of(
             "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: reading stopped at colossalai;",
         ),
         (
+            "for i in 1 2; do\n  torchrun a.py\ndone\nsbatch next.sh\n",
+            "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: torchrun stands in a condition",
+        ),
+        (
             "# sbatch old.sh\nJOB=$(sbatch -p gpu --parsable jobs/train.sbatch)\nsqueue",
             "old.sh:2:1: no line starts a training with torchrun, accelerate launch, deepspeed or python FILE.py: sbatch gets jobs/train.sbatch: adopt jobs/train.sbatch in its place;",
         ),

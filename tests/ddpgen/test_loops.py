@@ -43,7 +43,7 @@ TOLD = [
     (SLURM, f"{TRAINS}assert dist.get_world_size() == 2\n", ""),
     (SLURM, f"{TRAINS}import pdb; pdb.set_trace()\n", "set_trace() ends it"),
     *(
-        (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}loader = DataLoader(data, {arguments}, pin_memory=True)\n{LOOP}", told)
+        (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}s = RandomSampler(data)\nloader = DataLoader(data, {arguments}, pin_memory=True)\n{LOOP}", told)
         for arguments, told in (
             ("sampler=s, shuffle=True", "DataLoader refuses sampler and shuffle=True"),
             ("sampler=s, num_workers=-1", "DataLoader refuses num_workers=-1"),
@@ -55,9 +55,10 @@ TOLD = [
             ("sampler=s, persistent_workers=True, **more", ""),
         )
     ),
-    (SLURM, f"from torch_geometric.loader import DataLoader\n{TRAINS}l = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
-    (SLURM, f"import torch\n{TRAINS}l = torch.utils.data.DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", "DataLoader refuses"),
-    (SLURM, f"{TRAINS}l = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
+    (SLURM, f"from torch_geometric.loader import DataLoader\n{TRAINS}s = RandomSampler(data)\nl = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
+    (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}s = None\nif more:\n    s = RandomSampler(data)\nl = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
+    (SLURM, f"import torch\n{TRAINS}s = RandomSampler(data)\nl = torch.utils.data.DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", "DataLoader refuses"),
+    (SLURM, f"{TRAINS}s = RandomSampler(data)\nl = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "shuffle=True"), "t.py:6: no DataLoader gets the sampler"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "32, drop_last=True").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), "no DataLoader gets"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "batch_sampler=B(sampler, 4)").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), ""),

@@ -528,6 +528,8 @@ def test_a_job_whose_bundle_would_lie_among_others_is_a_warning(name: str) -> No
         "env: {PYTORCH_HIP_ALLOC_CONF: 'garbage_collection_threshold:0.8, roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb: 21'}",
         "python: {activate: ['export -n A', 'export A=\"x y\" B=x\\ y', 'export $X', 'export A+=b', \"export A='it is' C\"]}",
         "python: {activate: ['[ -d ~/v ] && . ~/v/bin/activate', '[ -z \"$A\" ]', '[[ $a =~ [0-9]] ]]', 'callback x', 'unset PATHS']}",
+        "python: {activate: ['[ -d ~/v ]&& . ~/v/bin/activate', 'pwsh x.ps1', 'echo a.bat', 'unset A # not PATH', 'export -- A=b']}",
+        "python: {activate: ['(. ~/v/bin/activate && python x.py)']}",
         "python: {activate: ['. ~/v/bin/activate || echo no', 'source x && echo y', '(cd /x; make)', 'bash x/activate.sh', 'export PATH=$HOME/bin:$PATH']}",
     ],
 )

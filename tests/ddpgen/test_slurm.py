@@ -389,6 +389,7 @@ REFUSED = [
         "holds the value of HF_TOKEN",
     ),
     ("extra: --gpus=8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
+    ("extra: [--gpus=8, --mem-per-gpu=9G]", "9:19 targets.slurm.extra[0]", "gpus_per_node: N"),
     ("extra: --gpus=a100:8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
     ("extra: [--gpus-per-socket=2]", "9:19 targets.slurm.extra[0]", "gpus_per_node: N"),
     ("extra: '--tres-per-task=gres/nvme=1,gres/gpu:4'", "9:18 targets.slurm.extra", "uses none"),

@@ -71,6 +71,7 @@ VALUES: Mapping[str, re.Pattern[str]] = {
     for name in names.split()
 }  # fmt: skip
 _MEMORY = ("mem-per-cpu", "mem-per-gpu")
+_ASKS_FOR_GPUS = {"gpus", "gpus-per-socket", "gres", "tres-per-task"}
 
 
 def check(job: SlurmJob) -> Iterator[Conflict]:
@@ -101,7 +102,7 @@ def _together(job: SlurmJob) -> Iterator[Conflict]:
         if {one, other} <= given:
             problem = f"sbatch takes one of --{one} and --{other}, not both"
             yield Conflict(("extra",), problem, "leave one of them out")
-    if "mem-per-gpu" in given and not job.gpus_per_node:
+    if "mem-per-gpu" in given and not (job.gpus_per_node or given & _ASKS_FOR_GPUS):
         problem = "--mem-per-gpu asks for the memory of each GPU, and the job has none"
         yield Conflict(("extra",), problem, "write gpus_per_node, or leave it out")
     features_of_job = re.findall(r"[\w.-]+", job.constraint or "")
