@@ -331,7 +331,7 @@ def _unabbreviated(name: str) -> str:
     """Return the option of sbatch that begins with `name`, if there is one."""
     known = SBATCH_OPTIONS | WRITTEN_OPTIONS.keys()
     whole = [each for each in known if each.startswith(name)]
-    return whole[0] if len(whole) == 1 and name not in known else name
+    return whole[0] if len(whole) == 1 else name
 
 
 def _number(text: str) -> int:

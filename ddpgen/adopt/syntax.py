@@ -31,7 +31,7 @@ def parse(text: str) -> Node:
     """Return the tree of a script. Words that the grammar would read wrong are rewritten first."""
     # The grammar takes `EOF>log` for the end of a here-document, and knows no comment between backquotes.
     text = re.sub(r"(<<-?\s*(['\"]?)\w+\2)(?=[>|;&])", r"\1 ", text)
-    data = re.sub(r"(?<=\s)`#[^`\n]*`(?=[\s\\]|$)", "", text).encode()
+    data = re.sub(r"(?<=\s)`#[^`\n]*`", "", text).encode()
     parser = Parser(Language(tree_sitter_bash.language()))
     root = parser.parse(data).root_node
     # The grammar ends the word $A/$B.log at the second $. It reads all of $A/${B}.log.

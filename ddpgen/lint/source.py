@@ -65,7 +65,7 @@ def _compiled(path: Path) -> ast.Module:
         tree = ast.parse(path.read_bytes())
         # Only the compiler finds a `return` outside a function, and a late `from __future__`.
         with suppress(RecursionError):
-            compile(tree, path.name, "exec", dont_inherit=True)
+            compile(tree, path.name, "exec")
     return tree
 
 

@@ -649,6 +649,7 @@ FORMS = {
     "torchrun of a site": "srun torchrun_jsc --nproc_per_node=gpu --rdzv_conf=is_host=0 train.py 50 --lr 1e-3",
     "a comment between backquotes": "srun torchrun `# the nodes` --nproc_per_node=4 \\\n  train.py `#a`\\\n  50 --lr 1e-3 `# ok`",
     "a function that shifts": "run() {\n  local n=$1 f=$2; shift 2\n  srun torchrun --nproc_per_node=$n $f \"$@\"\n}\nmain() {\n  run 4 \"$1\" 50 --lr \"$2\"\n}\nmain train.py 1e-3",
+    "a function behind another": "set_n() {\n  N=$1\n}\nrun() {\n  set_n 4\n  srun torchrun --nproc_per_node=$N $1 50 --lr \"$2\"\n}\nrun train.py 1e-3",
     "a command in pieces": "L=torchrun\nL+=' --nproc_per_node=4'\nA=(50)\nA+=(--lr\n  1e-3 # why\n)\nsrun $L train.py \"${A[@]}\"",
     "an address that only a machine knows": 'L="torchrun --nproc_per_node 4 --rdzv_endpoint $MASTER_ADDR:$PORT"\nsrun $L train.py 50 --lr 1e-3',
     "an option of srun without a value": "srun -K -l --kill-on-bad-exit torchrun --nproc_per_node=4 train.py 50 --lr 1e-3",
@@ -953,6 +954,7 @@ def test_an_option_of_srun_that_is_dropped_is_named(
         "set -euo pipefail\nsrun torchrun train.py | tee log",
         "srun torchrun train.py |& tee log\nexit ${PIPESTATUS[0]}",
         "srun torchrun train.py || exit 1",
+        "deepspeed --hostfile h train.py",
         "srun torchrun train.py || { echo failed; exit 3; }",
         "srun torchrun train.py &\nPID=$!\nwait $PID",
         "srun torchrun --rdzv_endpoint=$(hostname):$PORT train.py",
@@ -978,6 +980,7 @@ PARTS = [
     ("-n 1\nulimit -n 65536", {"python": ("ulimit -n 65536 || true",)}, "ulimit"),
     ("-n 1\nspack load cuda", {"python": ("spack load cuda",)}, "spack"),
     ("-n 6", {"cpus_per_proc": 6}, "cpus-per-task"),
+    ("-n 1", {"cpus_per_proc": None}, "cpus-per-task"),
     ("--err=x-%j --exclus", {"exclusive": True, "extra": ()}, "not carried over: --e"),
 ]  # fmt: skip
 

@@ -59,6 +59,8 @@ TOLD = [
     (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}s = None\nif more:\n    s = RandomSampler(data)\nl = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
     (SLURM, f"import torch\n{TRAINS}s = RandomSampler(data)\nl = torch.utils.data.DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", "DataLoader refuses"),
     (SLURM, f"{TRAINS}s = RandomSampler(data)\nl = DataLoader(data, sampler=s, shuffle=True)\n{LOOP}", ""),
+    (SLURM, f"from torch.utils.data import DataLoader\n{TRAINS}if old:\n    l = DataLoader(data, num_workers=-1)\n{LOOP}", ""),
+    (SLURM.replace("scratch", "scratch, args: [--launcher=slurm]").replace("node: 2", "node: 1"), TRAINS, ""),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "shuffle=True"), "t.py:6: no DataLoader gets the sampler"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "32, drop_last=True").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), "no DataLoader gets"),
     (SLURM, SAMPLER.format("", "").replace("sampler=sampler", "batch_sampler=B(sampler, 4)").replace(LOOP, f"sampler.set_epoch(1)\n{LOOP}"), ""),

@@ -137,6 +137,11 @@ CONFLICTS = [
         "6:23 env.PYTHONHASHSEED",
         "Python at its start",
     ),
+    (
+        {"top": "env: {PYTHONIOENCODING: undefined}"},
+        "6:25 env.PYTHONIOENCODING",
+        "Python at its start",
+    ),
     ({"top": "env: {PYTHONIOENCODING: uft-8}"}, "6:25 env.PYTHONIOENCODING", "did you mean utf-8?"),
     (
         {"top": "env: {PYTHONIOENCODING: 'hex:strict'}"},
@@ -364,6 +369,11 @@ UNWISE = [
         "6:29 env.CUDA_VISIBLE_DEVICES",
         "hides",
     ),
+    (
+        {"top": "targets: {hosts: {hosts: [{name: b, python: {activate: exit 0}}]}}"},
+        "6:56 targets.hosts.hosts[0].python.activate",
+        "no training begins",
+    ),
     *(
         (
             {"gpus": 2, "top": f"env: {{CUDA_VISIBLE_DEVICES: '{devices}'}}"},
@@ -464,6 +474,10 @@ UNWISE = [
         )
     ),
 ]
+
+
+def test_a_short_job_needs_no_log_of_its_own() -> None:
+    assert findings(spec(what="{workload: gpt, steps: 5}")) == []
 
 
 def test_a_checkpoint_in_the_jobs_own_directory_is_no_other_jobs() -> None:

@@ -389,7 +389,6 @@ REFUSED = [
         "holds the value of HF_TOKEN",
     ),
     ("extra: --gpus=8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
-    ("extra: [--gpus=8, --mem-per-gpu=9G]", "9:19 targets.slurm.extra[0]", "gpus_per_node: N"),
     ("extra: --gpus=a100:8", "9:18 targets.slurm.extra", "gpus_per_node: N"),
     ("extra: [--gpus-per-socket=2]", "9:19 targets.slurm.extra[0]", "gpus_per_node: N"),
     ("extra: '--tres-per-task=gres/nvme=1,gres/gpu:4'", "9:18 targets.slurm.extra", "uses none"),
@@ -758,10 +757,21 @@ def test_directives_stand_before_the_first_command(script: Callable[..., str]) -
     assert """#SBATCH --comment='{"a": [1]}'""" in script("comment: '{\"a\": [1]}'").splitlines()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "extra: [--gpus=2, --mem-per-gpu=9G]",
+        "environment: {container: {image: /x.sif, options: '--bnd /a'}}",
+    ],
+)
+def test_one_mistake_is_told_once(lines: str) -> None:
+    assert len(findings(f"{SMALL}targets: {{slurm: {{{lines}}}}}\n")) == 1
+
+
 SPECS = {
     "plain": "",
     "range": "nodes: 1..3, array: 0-3",
-    "venv": "environment: {modules: [a/1, b], venv: ~/v}",
+    "venv": "environment: {modules: [use ~/m, a/1, b], venv: ~/v}",
     "uv": 'environment: {uv: "/it\'s/here"}',
     "apptainer": "environment: {container: ~/i.sif}, gpus_per_node: 2",
     "pyxis": "environment: {container: {image: a/b:1, runtime: pyxis, mounts: [/data, '~/x:/x']}}",
@@ -858,8 +868,10 @@ def test_the_lines_of_an_environment_have_files_of_their_own(run: Run, tmp_path:
     assert lines == ["module load m", '. "$HOME"/v/bin/activate', "a"]
     assert plain["slurm.setup.sh"].splitlines()[-1] == "b"
     # In a container the modules are the node's, and the rest is the container's.
-    inside = files("environment: {modules: m, conda: c, container: /i.sif}", "env: {A: b}\n")
-    assert inside["slurm.activate.sh"].splitlines()[-1] == "module load m"
+    inside = files(
+        "environment: {modules: [use /m, m], conda: c, container: /i.sif}", "env: {A: b}\n"
+    )
+    assert inside["slurm.activate.sh"].splitlines()[-2:] == ["module use /m", "module load m"]
     assert inside["slurm.container.activate.sh"].splitlines()[-1] == "conda activate c"
     assert "export A=b\n" in inside["slurm.container.sh"]
     assert "source slurm.container.activate.sh </dev/null\n" in inside["slurm.container.sh"]
